@@ -1,0 +1,148 @@
+"""Estimates of KL(policy‖reference) from the sampled token, the divergence itself, and an adaptive coefficient.
+
+With l = log π(a|s) − log π_ref(a|s) of a sampled token: k1 = l, k2 = ½l², k3 = e^(−l) − 1 + l. As *values* on policy
+samples k1 and k3 are unbiased and k2 is not. *Which gradient they give* is another question, and depends on where
+they are placed:
+
+    in the reward (constant, multiplied by the score)    k1 → ∇KL(π‖ref)
+    in the loss (differentiated)                         k1 → 0    k2 → ∇KL(π‖ref)    k3 → ∇KL(ref‖π), the other one
+
+per token, at the prefixes that the policy visits. Source: Schulman, "Approximating KL divergence" (2020), for the
+estimators; tests/unbiased/test_kl_gradients.py for every cell.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from rung.errors import InvalidInput
+from rung.notation import PerToken
+
+# e^x overflows float32 at 88.72. A log-ratio beyond this is capped, so that one absurd token cannot make a batch NaN.
+MAX_LOG_RATIO = 40.0
+
+
+def k1(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
+    """The log-ratio at each sampled token.
+
+        k1 = log π(a|s) − log π_ref(a|s)
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k1.
+
+    Args:
+        policy_logprobs: log π of the sampled tokens, nats. Gradient flows.
+        reference_logprobs: log π_ref of the same tokens, nats. Detached by the caller.
+
+    Returns:
+        Nats per token. A single one may be negative, and that is no error.
+
+    Exactness:
+        As a value on policy samples, unbiased for KL(π‖π_ref). In the reward its expected gradient is ∇KL(π‖π_ref);
+        as a loss its expected gradient is 0: pure noise.
+        Checked by tests/unbiased/test_kl_gradients.py.
+
+    >>> k1(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
+    tensor([[0.2000]])
+    """
+    return policy_logprobs - reference_logprobs
+
+
+def k2(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
+    """Half the squared log-ratio at each sampled token.
+
+        k2 = ½ (log π(a|s) − log π_ref(a|s))²
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k2.
+
+    Args:
+        policy_logprobs: log π of the sampled tokens, nats. Gradient flows.
+        reference_logprobs: log π_ref of the same tokens, nats. Detached by the caller.
+
+    Returns:
+        Nats per token, never negative.
+
+    Exactness:
+        As a value on policy samples it is biased: for N(0,1) against N(m,1) by m²/4 of the true value. As a loss on
+        policy samples its expected gradient is exactly ∇KL(π‖π_ref) at each visited prefix, without the effect on
+        later prefixes. Checked by tests/unbiased/test_kl_gradients.py.
+
+    >>> k2(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
+    tensor([[0.0200]])
+    """
+    return (policy_logprobs - reference_logprobs).square() / 2
+
+
+def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
+    """The log-ratio with a control variate, at each sampled token.
+
+        k3 = π_ref(a|s)/π(a|s) − 1 + log π(a|s) − log π_ref(a|s)
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k3; the KL term of GRPO (Shao et al. 2024,
+    2402.03300, eq. 4).
+    Differs from source: the exponent is capped at `MAX_LOG_RATIO` nats (a token that the reference finds e⁴⁰ times
+    likelier); there the value stops growing exponentially and only the linear part has a gradient.
+
+    Args:
+        policy_logprobs: log π of the sampled tokens, nats. Gradient flows.
+        reference_logprobs: log π_ref of the same tokens, nats. Detached by the caller.
+
+    Returns:
+        Nats per token, never negative.
+
+    Exactness:
+        As a value on policy samples, unbiased for KL(π‖π_ref); its variance is not always below k1's. As a loss its
+        expected gradient is that of the *other* direction, ∇KL(π_ref‖π), at each prefix that the policy visits.
+        Checked by tests/unbiased/test_kl_gradients.py.
+
+    >>> k3(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
+    tensor([[0.0187]])
+    """
+    log_ratio = policy_logprobs - reference_logprobs
+    return (-log_ratio).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio
+
+
+def kl_divergence(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tensor:
+    """KL(p‖q) of two categorical distributions, over the last axis.
+
+        KL(p‖q) = Σ_v p(v) (log p(v) − log q(v))
+
+    Args:
+        p_logits, q_logits: [..., V], any additive constant. Gradient flows through both.
+
+    Returns:
+        [...], nats. Not symmetric: the order in the name is the order in the divergence.
+
+    >>> kl_divergence(torch.tensor([0.7, 0.2, 0.1]).log(), torch.tensor([0.4, 0.4, 0.2]).log())
+    tensor(0.1838)
+    """
+    p = p_logits.log_softmax(-1)
+    q = q_logits.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+@dataclass(frozen=True)
+class AdaptiveKL:
+    """A KL coefficient that is steered towards a target divergence.
+
+        e = clip(KL/target − 1, −0.2, 0.2)        β ← β (1 + e · n/horizon)
+
+    Source: Ziegler et al. 2019, 1909.08593, section 2.2. It steers the divergence from the *reference*, which is not
+    a trust region: a step goes from the old policy to the new one, and the reference is somewhere else.
+
+    >>> AdaptiveKL(coefficient=0.2, target=6.0, horizon=10_000).update(12.0, 256).coefficient
+    0.201024
+    """
+
+    coefficient: float
+    target: float
+    horizon: float
+
+    def __post_init__(self) -> None:
+        """Refuse a controller that could not work."""
+        if self.coefficient < 0 or self.target <= 0 or self.horizon <= 0:
+            raise InvalidInput("an adaptive KL needs coefficient ≥ 0, target > 0 and horizon > 0")
+
+    def update(self, sequence_kl: float, sequences: int) -> "AdaptiveKL":
+        """The next controller, after `sequences` sequences whose mean KL was `sequence_kl` nats."""
+        error = min(max(sequence_kl / self.target - 1.0, -0.2), 0.2)
+        return replace(self, coefficient=self.coefficient * (1.0 + error * sequences / self.horizon))

@@ -1,0 +1,6 @@
+"""A method is four choices: credit × policy loss × KL penalty × aggregation. `catalogue` names the known ones."""
+
+from rung.methods.method import KLPenalty, Method, TrainingBatch
+from rung.methods.catalogue import CATALOGUE, grpo, ppo_loo, reinforce, rloo, vpg
+
+__all__ = ["CATALOGUE", "KLPenalty", "Method", "TrainingBatch", "grpo", "ppo_loo", "reinforce", "rloo", "vpg"]

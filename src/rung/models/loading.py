@@ -1,0 +1,139 @@
+"""Models and tokenizers: from a folder, from a hub id, or small ones from nothing."""
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from rung.errors import ModelError, UsageError
+from rung.models.attention import NAME, register
+
+END_TOKEN = "<end>"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model with its tokenizer and every token that ends an answer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: frozenset[int]
+
+    def encode(self, prompt: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The prompt's ids: plain text as the tokenizer does it, messages through the chat template.
+
+        A chat prompt ends with the generation prompt, and the template writes its own begin token: none is added.
+        """
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer(prompt)["input_ids"])
+        text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion, without the end token. For people and for rewards only."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.end_ids:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder that `load` and transformers read."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' own progress bars and notices out of rung's output."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    found: set[int] = set()
+    for holder in (model.generation_config, model.config):
+        value = getattr(holder, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or [])
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    if not found:
+        raise ModelError("the model declares no end token: neither its configuration nor its tokenizer has one")
+    return frozenset(found)
+
+
+def load(name: str, *, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A causal language model from a local Hugging Face folder, or by hub id where there is a network.
+
+    Raises:
+        UsageError: nothing of that name.
+        ModelError: the folder is there but cannot be read.
+    """
+    register()
+    quiet_transformers()
+    is_folder = Path(name).is_dir()
+    if not is_folder and (name.count("/") != 1 or name.startswith((".", "/", "~")) or os.environ.get("HF_HUB_OFFLINE")):
+        raise UsageError(
+            f'model "{name}": no such folder. Give the path of a Hugging Face folder (config.json, *.safetensors, '
+            "tokenizer files), or a hub id such as org/name"
+        )
+    if is_folder and not (Path(name) / "config.json").is_file():
+        raise UsageError(f'model "{name}": the folder has no config.json, so it is not a Hugging Face model')
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=NAME)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f'model "{name}" could not be loaded: {str(error).splitlines()[0]}') from error
+    model.eval()
+    return LanguageModel(model, tokenizer, _end_ids(model, tokenizer))
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy that never changes: the reference that a penalty is measured against."""
+    twin = copy.deepcopy(model)
+    twin.requires_grad_(False)
+    return twin.eval()
+
+
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token a character, and an end token that also pads."""
+    vocabulary = {character: i for i, character in enumerate(characters)} | {END_TOKEN: len(characters)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_TOKEN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
+
+
+def scratch(characters: str, *, seed: int, **sizes: Any) -> LanguageModel:
+    """A small Llama with random weights over a character vocabulary.
+
+    Args:
+        characters: the alphabet.
+        seed: of the weights.
+        **sizes: fields of `LlamaConfig`: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, ….
+    """
+    register()
+    quiet_transformers()
+    tokenizer = character_tokenizer(characters)
+    end = tokenizer.eos_token_id
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=end, pad_token_id=end, tie_word_embeddings=True, **sizes
+    )
+    config._attn_implementation = NAME
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return LanguageModel(model.eval(), tokenizer, _end_ids(model, tokenizer))

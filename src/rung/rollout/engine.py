@@ -1,0 +1,38 @@
+"""What a sampler must do, whatever it runs on."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from rung.batch import Completion
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and the samples wanted of it.
+
+    Attributes:
+        prompt_ids: the prompt's token ids.
+        keys: a sampling key for each sample; they alone decide the randomness.
+        group: id that its completions carry.
+        max_new_tokens: the length cap; reaching it without an end token ends a completion by "length".
+    """
+
+    prompt_ids: tuple[int, ...]
+    keys: tuple[int, ...]
+    group: int
+    max_new_tokens: int
+
+
+class Engine(Protocol):
+    """Samples completions of the current policy."""
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        """Completions in the order in which they finish."""
+        ...
+
+    def load(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take over the weights of policy version `version`; completions carry that number from then on."""
+        ...
