@@ -16,13 +16,10 @@ CONTRACTS = {contract["id"]: contract for contract in PYPROJECT["tool"]["importl
 CORE = CONTRACTS["numeric-core-dependencies"]["source_modules"]
 
 
-def lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        Path(sys.executable).parent / "lint-imports",
-        "--no-cache",
-        "--no-logo",
-        ROOT / "pyproject.toml",
-    ]
+def lint_imports(source: Path, *contracts: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "lint-imports"
+    chosen = [option for contract in contracts for option in ("--contract", contract)]
+    command = [program, "--no-cache", "--no-logo", *chosen, ROOT / "pyproject.toml"]
     return subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
 
 
@@ -71,8 +68,8 @@ def test_a_planted_breach_is_named(tmp_path, module, line, contract):
     shutil.copytree(PACKAGE, tmp_path / "rung", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "rung" / module).open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")
-    output = lint_imports(tmp_path).stdout
-    assert [name for name in CONTRACTS if f"{CONTRACTS[name]['name']} BROKEN" in output] == [contract]
+    output = lint_imports(tmp_path, contract).stdout
+    assert f"{CONTRACTS[contract]['name']} BROKEN" in output
     assert f"rung.{module.removesuffix('.py').replace('/', '.')}" in output
 
 
