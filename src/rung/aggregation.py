@@ -33,12 +33,17 @@ def count(mask: TokenMask) -> Totals:
     >>> count(torch.tensor([[True, True], [False, False]]))
     Totals(sequences=1, tokens=2)
     """
-    if mask.dtype != torch.bool or mask.ndim != 2:
-        raise InvalidInput(f"the mask must be boolean [B, T], got {mask.dtype} {tuple(mask.shape)}")
+    _check(mask)
     return Totals(sequences=int(mask.any(1).sum()), tokens=int(mask.sum()))
 
 
+def _check(mask: TokenMask) -> None:
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise InvalidInput(f"the mask must be boolean [B, T], got {mask.dtype} {tuple(mask.shape)}")
+
+
 def _weights(mask: TokenMask, scale: torch.Tensor | float) -> PerToken:
+    _check(mask)
     return mask.to(BOOKKEEPING) * scale
 
 

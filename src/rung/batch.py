@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from rung.errors import InvalidInput
+from rung.masked import select
 from rung.notation import BOOKKEEPING, GroupIds, PerSequence, PerToken, TokenMask
 
 EndReason = Literal["stop", "length"]
@@ -27,7 +28,9 @@ class Outcome:
     def __post_init__(self) -> None:
         """Refuse a reward that is not a finite number, and a number without the kind "reward"."""
         if (self.kind == "reward") != (self.reward is not None):
-            raise InvalidInput(f"outcome {self.kind!r} with reward {self.reward!r}: only 'reward' carries a number")
+            raise InvalidInput(
+                f"outcome {self.kind!r} with reward {self.reward!r}: only 'reward' carries a number"
+            )
         if self.reward is not None and not abs(self.reward) < float("inf"):
             raise InvalidInput(f"a reward must be a finite number, got {self.reward!r}")
 
@@ -125,13 +128,14 @@ def build_rollouts(completions: Sequence[Completion], outcomes: Sequence[Outcome
     if not completions or len(completions) != len(outcomes):
         raise InvalidInput(f"{len(completions)} completions with {len(outcomes)} outcomes")
     mask = pad([c.sampled for c in completions], torch.bool)
-    rewarded = torch.tensor([o.kind == "reward" for o in outcomes])
+    valid = torch.tensor([o.kind == "reward" for o in outcomes]) & mask.any(1)
+    rewards = torch.tensor([o.reward if o.reward is not None else 0.0 for o in outcomes], dtype=BOOKKEEPING)
     return Rollouts(
         completions=tuple(completions),
         outcomes=tuple(outcomes),
         mask=mask,
         groups=torch.tensor([c.group for c in completions], dtype=torch.int64),
-        valid=rewarded & mask.any(1),
-        outcome_rewards=torch.tensor([o.reward if o.reward is not None else 0.0 for o in outcomes], dtype=BOOKKEEPING),
+        valid=valid,
+        outcome_rewards=select(rewards, valid),
         behaviour_logprobs=pad([c.behaviour_logprobs for c in completions], BOOKKEEPING),
     )

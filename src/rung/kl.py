@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rung.errors import InvalidInput
+from rung.masked import require_same_shape
 from rung.notation import PerToken
 
 # e^x overflows float32 at 88.72. A log-ratio beyond this is capped, so that one absurd token cannot make a batch NaN.
@@ -44,6 +45,7 @@ def k1(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     >>> k1(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.2000]])
     """
+    require_same_shape(policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
     return policy_logprobs - reference_logprobs
 
 
@@ -69,7 +71,7 @@ def k2(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     >>> k2(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.0200]])
     """
-    return (policy_logprobs - reference_logprobs).square() / 2
+    return k1(policy_logprobs, reference_logprobs).square() / 2
 
 
 def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
@@ -97,7 +99,7 @@ def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     >>> k3(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.0187]])
     """
-    log_ratio = policy_logprobs - reference_logprobs
+    log_ratio = k1(policy_logprobs, reference_logprobs)
     return (-log_ratio).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio
 
 
@@ -107,7 +109,8 @@ def kl_divergence(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tenso
         KL(p‖q) = Σ_v p(v) (log p(v) − log q(v))
 
     Args:
-        p_logits, q_logits: [..., V], any additive constant. Gradient flows through both.
+        p_logits: [..., V], of the first distribution, up to an additive constant. Gradient flows.
+        q_logits: [..., V], of the second, likewise. Gradient flows.
 
     Returns:
         [...], nats. Not symmetric: the order in the name is the order in the divergence.
@@ -115,6 +118,7 @@ def kl_divergence(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tenso
     >>> kl_divergence(torch.tensor([0.7, 0.2, 0.1]).log(), torch.tensor([0.4, 0.4, 0.2]).log())
     tensor(0.1838)
     """
+    require_same_shape(p_logits=p_logits, q_logits=q_logits)
     p = p_logits.log_softmax(-1)
     q = q_logits.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)

@@ -9,6 +9,19 @@ from rung.errors import InvalidInput
 from rung.notation import TokenMask
 
 
+def require_same_shape(**tensors: torch.Tensor) -> None:
+    """Refuse to broadcast: [B, 1] beside [B] would become [B, B], a number that looks right and is not.
+
+    Raises:
+        InvalidInput: two of the named tensors differ in shape.
+
+    >>> require_same_shape(credit=torch.zeros(2, 3), policy_logprobs=torch.zeros(2, 3))
+    """
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise InvalidInput(f"these must have the same shape: {shapes}")
+
+
 def select(x: torch.Tensor, mask: TokenMask) -> torch.Tensor:
     """x where the mask counts, 0 elsewhere; neither NaN nor its gradient leaks from the other entries.
 
@@ -45,7 +58,9 @@ def masked_mean(x: torch.Tensor, mask: TokenMask, dim: int | None = None) -> tor
     return masked_sum(x, mask, dim) / count.clamp(min=1)
 
 
-def masked_var(x: torch.Tensor, mask: TokenMask, dim: int | None = None, *, correction: int = 1) -> torch.Tensor:
+def masked_var(
+    x: torch.Tensor, mask: TokenMask, dim: int | None = None, *, correction: int = 1
+) -> torch.Tensor:
     """Variance of the n entries that count, Σ (x − mean)² / (n − correction).
 
     `correction` 1 is the unbiased estimate (Bessel), 0 the population variance. Where n ≤ correction, 0.
@@ -56,7 +71,8 @@ def masked_var(x: torch.Tensor, mask: TokenMask, dim: int | None = None, *, corr
     count = mask.sum() if dim is None else mask.sum(dim)
     mean = masked_mean(x, mask, dim)
     deviation = select(x, mask) - (mean if dim is None else mean.unsqueeze(dim))
-    return masked_sum(deviation.square(), mask, dim) / (count - correction).clamp(min=1)
+    variance = masked_sum(deviation.square(), mask, dim) / (count - correction).clamp(min=1)
+    return torch.where(count > correction, variance, torch.zeros_like(variance))
 
 
 def whiten(x: torch.Tensor, mask: TokenMask, *, shift_mean: bool = True, correction: int = 1) -> torch.Tensor:

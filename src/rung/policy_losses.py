@@ -6,6 +6,7 @@
 import torch
 
 from rung.errors import InvalidInput
+from rung.masked import require_same_shape
 from rung.notation import PerToken
 
 
@@ -30,6 +31,7 @@ def policy_gradient_loss(policy_logprobs: PerToken, credit: PerToken) -> PerToke
     >>> policy_gradient_loss(torch.tensor([[-0.5]]), torch.tensor([[2.0]]))
     tensor([[1.]])
     """
+    require_same_shape(policy_logprobs=policy_logprobs, credit=credit)
     return -credit * policy_logprobs
 
 
@@ -55,6 +57,7 @@ def importance_weighted_loss(policy_logprobs: PerToken, old_logprobs: PerToken, 
     >>> importance_weighted_loss(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[2.0]]))
     tensor([[-2.]])
     """
+    require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit)
     return -(policy_logprobs - old_logprobs).exp() * credit
 
 
@@ -100,8 +103,10 @@ def clipped_loss(
     """
     if not 0.0 <= clip_low <= 1.0 or clip_high < 0.0 or (dual_clip is not None and dual_clip <= 1.0):
         raise InvalidInput(
-            f"clipping needs 0 ≤ clip_low ≤ 1, clip_high ≥ 0 and dual_clip > 1; got {clip_low}, {clip_high}, {dual_clip}"
+            f"clipping needs 0 ≤ clip_low ≤ 1, clip_high ≥ 0 and dual_clip > 1; "
+            f"got {clip_low}, {clip_high}, {dual_clip}"
         )
+    require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit)
     ratio = (policy_logprobs - old_logprobs).exp()
     objective = torch.minimum(ratio * credit, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * credit)
     if dual_clip is not None:

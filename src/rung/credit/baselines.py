@@ -33,7 +33,9 @@ def minus_batch_mean(returns: PerSequence, valid: torch.Tensor | None = None) ->
     return select(returns - masked_mean(returns, valid), valid)
 
 
-def reward_to_go_minus_batch_mean(rewards: PerToken, mask: TokenMask, valid: torch.Tensor | None = None) -> PerToken:
+def reward_to_go_minus_batch_mean(
+    rewards: PerToken, mask: TokenMask, valid: torch.Tensor | None = None
+) -> PerToken:
     """The return from each token on, minus the mean return of the batch.
 
         Ψ_t = G_t − 1/B Σ_j R_j
@@ -53,7 +55,8 @@ def reward_to_go_minus_batch_mean(rewards: PerToken, mask: TokenMask, valid: tor
         mean zero against the score at t, both in G_t and in the sequence's own share of the baseline.
         Checked by tests/unbiased/test_methods.py.
 
-    >>> reward_to_go_minus_batch_mean(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), torch.tensor([[True, True], [True, False]]))
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> reward_to_go_minus_batch_mean(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), mask)
     tensor([[ 1.,  1.],
             [-1.,  0.]])
     """

@@ -27,7 +27,9 @@ def _centered(
             f"returns {tuple(returns.shape)}, groups {tuple(groups.shape)} and valid {tuple(valid.shape)} must be [B]"
         )
     if groups.is_floating_point() or valid.dtype != torch.bool:
-        raise InvalidInput(f"group ids must be integers and valid boolean, got {groups.dtype} and {valid.dtype}")
+        raise InvalidInput(
+            f"group ids must be integers and valid boolean, got {groups.dtype} and {valid.dtype}"
+        )
     ids, members = torch.unique(groups, return_inverse=True)
     kept = select(returns, valid)
     sizes = _group_sums(valid.to(returns.dtype), members, len(ids))[members]

@@ -11,7 +11,7 @@ import torch
 from rung import aggregation as aggregation_module
 from rung.batch import Rollouts
 from rung.errors import InvalidInput
-from rung.masked import masked_sum, select
+from rung.masked import masked_sum, require_same_shape, select
 from rung.notation import PerToken, Scalar, TokenMask
 
 Slot = Callable[..., torch.Tensor]
@@ -19,6 +19,10 @@ Slot = Callable[..., torch.Tensor]
 
 def _parameters(slot: Slot) -> set[str]:
     return set(inspect.signature(slot).parameters)
+
+
+def _detached(values: PerToken | None) -> PerToken | None:
+    return None if values is None else values.detach()
 
 
 def call_by_name(slot: Slot, available: Mapping[str, Any]) -> torch.Tensor:
@@ -120,13 +124,18 @@ class Method:
         if self.kl is None or self.kl.placement != "reward" or self.kl.coefficient == 0:
             return rewards
         if rollouts.reference_logprobs is None:
-            raise InvalidInput(f"method {self.name!r} has a KL in the reward: annotate reference log-probs first")
+            raise InvalidInput(
+                f"method {self.name!r} has a KL in the reward: annotate reference log-probs first"
+            )
         sampled_by = rollouts.behaviour_logprobs if rollouts.old_logprobs is None else rollouts.old_logprobs
         penalty = self.kl.estimator(sampled_by, rollouts.reference_logprobs)
         return rewards - self.kl.coefficient * select(penalty, rollouts.mask)
 
     def prepare(self, rollouts: Rollouts) -> TrainingBatch:
-        """Credit on the whole rollout batch, before rows are dealt to mini-batches. Detached here, once."""
+        """Credit on the whole rollout batch, before rows are dealt to mini-batches. Detached here, once.
+
+        Old and reference log-probabilities are detached as well: a live old one would cancel the ratio's gradient.
+        """
         mask = rollouts.mask & rollouts.valid.unsqueeze(1)
         rewards = self.token_rewards(rollouts).detach()
         credit = call_by_name(
@@ -142,7 +151,10 @@ class Method:
         if credit.ndim == 1:
             credit = credit.unsqueeze(1).expand(mask.shape)
         return TrainingBatch(
-            mask, select(credit.detach(), mask), rollouts.old_logprobs, rollouts.reference_logprobs
+            mask,
+            select(credit.detach(), mask),
+            _detached(rollouts.old_logprobs),
+            _detached(rollouts.reference_logprobs),
         )
 
     def weights(self, mask: TokenMask, totals: aggregation_module.Totals | None = None) -> PerToken:
@@ -152,6 +164,9 @@ class Method:
     def loss(self, policy_logprobs: PerToken, batch: TrainingBatch, weights: PerToken) -> Scalar:
         """Σ weights · (policy loss + β · KL where it is placed in the loss). Adds up over micro-batches.
 
+        What stands off the mask is selected away before any slot sees it: after exp() it would be too late for
+        the gradient.
+
         Args:
             policy_logprobs: [B, T], nats. Gradient flows.
             batch: the same rows.
@@ -159,19 +174,26 @@ class Method:
 
         Returns:
             A scalar to minimise.
+
+        Raises:
+            InvalidInput: shapes differ, or log-probabilities that the method needs were not annotated.
         """
-        available = {
-            "policy_logprobs": policy_logprobs,
-            "old_logprobs": batch.old_logprobs,
-            "credit": batch.credit,
-            "mask": batch.mask,
-        }
+        require_same_shape(mask=batch.mask, weights=weights)
+        policy_logprobs = select(policy_logprobs, batch.mask)
+        available = {"policy_logprobs": policy_logprobs, "credit": batch.credit, "mask": batch.mask}
+        if batch.old_logprobs is not None:
+            available["old_logprobs"] = select(batch.old_logprobs, batch.mask)
+        elif "old" in self.needs:
+            raise InvalidInput(f"method {self.name!r} has an importance ratio: annotate old log-probs first")
         token_loss = call_by_name(self.policy_loss, available)
         if self.kl is not None and self.kl.placement == "loss" and self.kl.coefficient > 0:
             if batch.reference_logprobs is None:
-                raise InvalidInput(f"method {self.name!r} has a KL in the loss: annotate reference log-probs first")
+                raise InvalidInput(
+                    f"method {self.name!r} has a KL in the loss: annotate reference log-probs first"
+                )
+            reference_logprobs = select(batch.reference_logprobs, batch.mask)
             token_loss = token_loss + self.kl.coefficient * self.kl.estimator(
-                policy_logprobs, batch.reference_logprobs
+                policy_logprobs, reference_logprobs
             )
         return masked_sum(weights.to(token_loss.dtype) * select(token_loss, batch.mask), batch.mask)
 
