@@ -73,7 +73,16 @@ def test_a_planted_breach_is_named(tmp_path, module, line, contract):
     assert f"rung.{module.removesuffix('.py').replace('/', '.')}" in output
 
 
-@pytest.mark.parametrize("statement", ["import rung", "import rung.errors"])
-def test_import_loads_no_torch(statement):
-    code = f"import sys; {statement}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rung",
+        "import rung.errors",
+        "from rung.cli import main; sys.argv[:] = ['rung', '--help']; main()",
+    ],
+)
+def test_torch_is_not_loaded_before_it_is_needed(statement):
+    """`import rung` and `rung --help` answer at once."""
+    code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {statement}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
