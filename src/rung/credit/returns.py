@@ -33,7 +33,7 @@ def total_return(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
     >>> total_return(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([[3., 3., 0.]])
     """
-    discounted = rewards if gamma == 1.0 else rewards * gamma ** _steps(mask)
+    discounted = rewards if gamma == 1.0 else rewards * gamma ** _steps(mask).to(rewards.dtype)
     return select(masked_sum(discounted, mask, dim=1).unsqueeze(1).expand_as(rewards), mask)
 
 
