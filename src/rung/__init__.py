@@ -7,13 +7,13 @@ and `rung.aggregation`; the named methods are in `rung.methods`; `rung.train` ru
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "resume", "train"]
+__all__ = ["__version__", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `train`, `resume` and `evaluate` when they are first used: they need torch, `import rung` does not."""
-    if name in ("train", "resume", "evaluate"):
-        from rung.training import api
+    """Load `train` and `resume` when they are first used: they need torch, `import rung` does not."""
+    if name in ("train", "resume"):
+        from rung import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'rung' has no attribute {name!r}")

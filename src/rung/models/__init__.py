@@ -1,0 +1,1 @@
+"""Policies over transformers models: loading, layout, attention, log-probabilities."""

@@ -29,12 +29,19 @@ class Head:
 
 def head_of(config: PreTrainedConfig) -> Head:
     """The logit transformations that decoder families are known to use (Cohere, Granite, Gemma)."""
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+        getattr(config, "logits_scaling", None) or 1.0
+    )
     return Head(scale=scale, softcap=getattr(config, "final_logit_softcapping", None))
 
 
 def _chunk(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, head: Head, heat: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    head: Head,
+    heat: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(torch.nn.functional.linear(hidden, weight, bias))
     if logits.dtype in (torch.float16, torch.bfloat16):

@@ -70,10 +70,14 @@ def pack(rows: Sequence[Row]) -> Layout:
     in_prompts = sum(prompt_lengths)
     prompt_slots, prompt_real = _slots(prompt_lengths, 0)
     row_slots, row_real = _slots([len(tokens) for tokens in inputs], in_prompts)
-    line = [token for prompt in prompts for token in prompt] + [token for tokens in inputs for token in tokens]
+    line = [token for prompt in prompts for token in prompt] + [
+        token for tokens in inputs for token in tokens
+    ]
     starts = torch.tensor(prompt_lengths)[prompt_of_row]
     positions = torch.zeros(len(line), dtype=torch.int64)
-    positions[prompt_slots[prompt_real]] = torch.arange(prompt_slots.shape[1]).expand_as(prompt_slots)[prompt_real]
+    positions[prompt_slots[prompt_real]] = torch.arange(prompt_slots.shape[1]).expand_as(prompt_slots)[
+        prompt_real
+    ]
     own = starts.unsqueeze(1) + torch.arange(row_slots.shape[1])
     positions[row_slots[row_real]] = own[row_real]
     past = torch.ones(row_slots.shape[1], row_slots.shape[1], dtype=torch.bool).tril()
@@ -86,7 +90,9 @@ def pack(rows: Sequence[Row]) -> Layout:
     )
     back = torch.empty(len(line), dtype=torch.int64)
     back[prompt_slots[prompt_real]] = torch.arange(prompt_slots.numel()).view_as(prompt_slots)[prompt_real]
-    back[row_slots[row_real]] = (prompt_slots.numel() + torch.arange(row_slots.numel())).view_as(row_slots)[row_real]
+    back[row_slots[row_real]] = (prompt_slots.numel() + torch.arange(row_slots.numel())).view_as(row_slots)[
+        row_real
+    ]
     lengths = torch.tensor([len(row.token_ids) for row in rows])
     longest = int(lengths.max())
     counted = torch.arange(longest) < lengths.unsqueeze(1)

@@ -71,8 +71,45 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     if not found:
-        raise ModelError("the model declares no end token: neither its configuration nor its tokenizer has one")
+        raise ModelError(
+            "the model declares no end token: neither its configuration nor its tokenizer has one"
+        )
     return frozenset(found)
+
+
+def check_name(name: str) -> None:
+    """Whether a model of that name can be there at all.
+
+    Raises:
+        UsageError: it is neither a Hugging Face folder nor a hub id.
+    """
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise UsageError(
+                f'model "{name}": the folder has no config.json, so it is not a Hugging Face model'
+            )
+        return
+    if name.startswith("runs/"):
+        raise UsageError(
+            f'model "{name}": there is no such run yet. Make it first: rung train {Path(name).parts[1]}'
+        )
+    if name.startswith("models/"):
+        raise UsageError(
+            f'model "{name}": no such folder yet. `make smollm2`, or `rung import FILE.gguf {name}`, makes one'
+        )
+    hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not hub_id or os.environ.get("HF_HUB_OFFLINE"):
+        raise UsageError(
+            f'model "{name}": no such folder. Give the path of a Hugging Face folder (config.json, *.safetensors, '
+            "tokenizer files), of a run, or a hub id such as org/name"
+        )
+
+
+def tokenizer_only(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, without its weights."""
+    check_name(name)
+    quiet_transformers()
+    return AutoTokenizer.from_pretrained(name)
 
 
 def load(name: str, *, dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -80,18 +117,11 @@ def load(name: str, *, dtype: torch.dtype = torch.float32) -> LanguageModel:
 
     Raises:
         UsageError: nothing of that name.
-        ModelError: the folder is there but cannot be read.
+        ModelError: it is there but cannot be read.
     """
     register()
     quiet_transformers()
-    is_folder = Path(name).is_dir()
-    if not is_folder and (name.count("/") != 1 or name.startswith((".", "/", "~")) or os.environ.get("HF_HUB_OFFLINE")):
-        raise UsageError(
-            f'model "{name}": no such folder. Give the path of a Hugging Face folder (config.json, *.safetensors, '
-            "tokenizer files), or a hub id such as org/name"
-        )
-    if is_folder and not (Path(name) / "config.json").is_file():
-        raise UsageError(f'model "{name}": the folder has no config.json, so it is not a Hugging Face model')
+    check_name(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=NAME)
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -130,7 +160,12 @@ def scratch(characters: str, *, seed: int, **sizes: Any) -> LanguageModel:
     tokenizer = character_tokenizer(characters)
     end = tokenizer.eos_token_id
     config = LlamaConfig(
-        vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=end, pad_token_id=end, tie_word_embeddings=True, **sizes
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=end,
+        tie_word_embeddings=True,
+        **sizes,
     )
     config._attn_implementation = NAME
     with torch.random.fork_rng(devices=[]):

@@ -142,7 +142,9 @@ def probe(policy: Policy) -> Path:
 @torch.no_grad()
 def _check_head(policy: Policy, rows: list[Row], values: torch.Tensor, tolerance: float) -> None:
     input_ids, mask, predictors = padded(rows)
-    logits = policy.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits.flatten(0, 1)[predictors]
+    logits = policy.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits.flatten(0, 1)[
+        predictors
+    ]
     targets = torch.tensor([token for row in rows for token in row.token_ids])
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()

@@ -91,7 +91,9 @@ class LocalEngine:
         while True:
             uniform = uniforms(keys[alive.numpy()], np.full(len(alive), step))
             drawn, drawn_logprobs = draw(logits, uniform, self.temperature)
-            for row, token, logprob in zip(alive.tolist(), drawn.tolist(), drawn_logprobs.tolist(), strict=True):
+            for row, token, logprob in zip(
+                alive.tolist(), drawn.tolist(), drawn_logprobs.tolist(), strict=True
+            ):
                 tokens[row].append(token)
                 logprobs[row].append(logprob)
             step += 1

@@ -1,0 +1,1 @@
+"""What happened: the run on disk, and what each metric means."""

@@ -3,11 +3,12 @@
 import json
 import os
 import platform
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,11 @@ def environment(threads: int) -> dict[str, Any]:
 
     try:
         commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         commit = None
@@ -55,7 +60,7 @@ def environment(threads: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": threads,
         "git_commit": commit,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -171,6 +176,21 @@ class Run:
             os.replace(beside, file)
         with self.database as connection:
             connection.execute("DELETE FROM rollouts WHERE step > ?", (step,))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "finished").is_file()
+
+    def finish(self) -> None:
+        """Mark the end."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        (self.folder / "finished").write_text(now + "\n", encoding="utf-8")
+
+    def discard(self) -> None:
+        """Remove a run in which nothing happened yet, because its model could not be loaded."""
+        self.close()
+        shutil.rmtree(self.folder)
 
     def close(self) -> None:
         """Close the database."""

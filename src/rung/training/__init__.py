@@ -1,0 +1,1 @@
+"""The loop and its parts: from a recipe to a trained model."""

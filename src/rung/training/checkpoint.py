@@ -39,7 +39,9 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
     beside.mkdir(parents=True)
     write(beside)
     files = sorted(path for path in beside.rglob("*") if path.is_file())
-    manifest = {str(file.relative_to(beside)): {"sha256": _hash(file), "bytes": file.stat().st_size} for file in files}
+    manifest = {
+        str(file.relative_to(beside)): {"sha256": _hash(file), "bytes": file.stat().st_size} for file in files
+    }
     (beside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for path in [*files, beside / "manifest.json", *(p for p in beside.rglob("*") if p.is_dir()), beside]:
         _flush(path)
@@ -77,16 +79,34 @@ def newest(checkpoints: Path) -> tuple[int, Path]:
             return step, folder
         damaged.append(folder.name)
     note = f" ({', '.join(damaged)} do not match their manifests)" if damaged else ""
-    raise CheckpointError(f"no complete checkpoint in {checkpoints}{note}. Start the run again with `rung train`")
+    raise CheckpointError(
+        f"no complete checkpoint in {checkpoints}{note}. Start the run again with `rung train`"
+    )
 
 
-def save(checkpoints: Path, step: int, learner: Learner, language: LanguageModel, keep: int) -> Path:
-    """Write the checkpoint of a finished step; older ones go only once it is there."""
+def save(
+    checkpoints: Path, step: int, learner: Learner, language: LanguageModel, keep: int, *, reference: str
+) -> Path:
+    """Write the checkpoint of a finished step; older ones go only once it is there.
+
+    Args:
+        checkpoints: the run's folder of them.
+        step: finished training steps.
+        learner: for optimizer and counters.
+        language: model and tokenizer.
+        keep: how many stay.
+        reference: fingerprint of the frozen reference, "" without one.
+    """
 
     def write(folder: Path) -> None:
         language.save(folder / "model")
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
-        state = {"step": step, "updates": learner.updates, "torch_random": torch.get_rng_state().tolist()}
+        state = {
+            "step": step,
+            "updates": learner.updates,
+            "reference": reference,
+            "torch_random": torch.get_rng_state().tolist(),
+        }
         (folder / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     folder = checkpoints / f"step-{step:06d}"

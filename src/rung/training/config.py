@@ -137,14 +137,19 @@ class Recipe(Section):
     def _consistent(self) -> "Recipe":
         known = ["sft", *CATALOGUE]
         if self.method not in known:
-            raise ValueError(f'method "{self.method}" is not known; there is {", ".join(known)}' + nearest(self.method, known))
+            raise ValueError(
+                f'method "{self.method}" is not known; there is {", ".join(known)}'
+                + nearest(self.method, known)
+            )
         if (self.model == "scratch") != (self.scratch is not None):
             raise ValueError('a [scratch] section and model = "scratch" belong together')
         if self.method == "sft":
             return self
         groups = self.method in ("rloo", "grpo", "ppo-loo")
         if groups and self.rollout.samples_per_prompt < 2:
-            raise ValueError(f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2")
+            raise ValueError(
+                f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
+            )
         if self.rollout.prompts_per_step * self.rollout.samples_per_prompt < self.training.mini_batches:
             raise ValueError("training.mini_batches is larger than the number of completions a step")
         self.build_method()
@@ -158,7 +163,9 @@ class Recipe(Section):
         given = {key: value for key, value in given.items() if value is not None}
         surplus = sorted(set(given) - set(accepted))
         if surplus:
-            raise ValueError(f"method {self.method} has no {' and no '.join(surplus)}; it takes {', '.join(accepted)}")
+            raise ValueError(
+                f"method {self.method} has no {' and no '.join(surplus)}; it takes {', '.join(accepted)}"
+            )
         reuses = self.training.epochs * self.training.mini_batches > 1
         method = factory(**given)
         if reuses and "old" not in method.needs:
@@ -225,7 +232,9 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
-            raise UsageError(f'"{override}" is not of the form key=value, such as training.steps=20 or method=grpo')
+            raise UsageError(
+                f'"{override}" is not of the form key=value, such as training.steps=20 or method=grpo'
+            )
         target = merged
         *parents, last = key.split(".")
         for parent in parents:
@@ -268,14 +277,20 @@ def _explain(error: ValidationError, text: str, source: str) -> str:
         key, section = (location[-1], location[:-1]) if location else ("", ())
         inside = f" in [{'.'.join(section)}]" if section else ""
         if detail["type"] == "extra_forbidden":
-            reason = f'\n       rung refuses it: {REFUSED[key]}' if key in REFUSED else nearest(key, _fields(section))
+            reason = (
+                f"\n       rung refuses it: {REFUSED[key]}"
+                if key in REFUSED
+                else nearest(key, _fields(section))
+            )
             lines.append(f'{place}: unknown key "{key}"{inside}{reason}')
         elif detail["type"] == "missing":
             lines.append(f'{place}: "{key}"{inside} is missing')
         elif not location:
             lines.append(f"{place}: {detail['msg'].removeprefix('Value error, ')}")
         else:
-            lines.append(f'{place}: "{key}"{inside} = {detail["input"]!r}: {detail["msg"][0].lower()}{detail["msg"][1:]}')
+            lines.append(
+                f'{place}: "{key}"{inside} = {detail["input"]!r}: {detail["msg"][0].lower()}{detail["msg"][1:]}'
+            )
     return "\n".join(lines)
 
 

@@ -87,7 +87,13 @@ def spread_over(problems: Sequence[Problem], number: int) -> list[Problem]:
 
 
 def evaluate_policy(
-    engine: Engine, language: LanguageModel, task: Task, problems: Sequence[Problem], *, seed: int, max_new_tokens: int
+    engine: Engine,
+    language: LanguageModel,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    max_new_tokens: int,
 ) -> Sampled:
     """One sample of each problem. The same problems get the same randomness at every evaluation of a run."""
     requests = requests_for(

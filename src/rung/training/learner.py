@@ -75,7 +75,9 @@ class SamplerComparison:
         if difference.numel() == 0:
             return cls(0.0, 0.0, 0.0, 0.0)
         size = difference.abs()
-        return cls(float(size.max()), float(size.quantile(0.99)), float(difference.mean()), float(size.mean()))
+        return cls(
+            float(size.max()), float(size.quantile(0.99)), float(difference.mean()), float(size.mean())
+        )
 
     def check(self, tolerance: float) -> None:
         """Refuse to train on tokens whose probability the trainer sees otherwise.
@@ -129,7 +131,9 @@ class Learner:
             if settings.mini_batches == 1:
                 yield torch.arange(number)
                 continue
-            generator = np.random.Generator(np.random.Philox(key=[self.recipe.seed, step * 1_000_003 + epoch]))
+            generator = np.random.Generator(
+                np.random.Philox(key=[self.recipe.seed, step * 1_000_003 + epoch])
+            )
             for part in np.array_split(generator.permutation(number), settings.mini_batches):
                 yield torch.from_numpy(np.sort(part))
 
@@ -192,7 +196,9 @@ class _Tally:
         self.clipped = 0.0
         self.log_ratios: list[torch.Tensor] = []
 
-    def tokens(self, logprobs: PerToken, entropy: PerToken, behaviour: PerToken, batch: TrainingBatch) -> None:
+    def tokens(
+        self, logprobs: PerToken, entropy: PerToken, behaviour: PerToken, batch: TrainingBatch
+    ) -> None:
         """One micro-batch."""
         self.counted += int(batch.mask.sum())
         self.entropy += float(select(entropy.double(), batch.mask).sum())
@@ -213,7 +219,9 @@ class _Tally:
     def metrics(self) -> dict[str, float]:
         """Numbers of the step."""
         ratios = torch.cat(self.log_ratios) if self.log_ratios else torch.zeros(0)
-        compared = SamplerComparison.of(ratios, torch.zeros_like(ratios), torch.ones_like(ratios, dtype=torch.bool))
+        compared = SamplerComparison.of(
+            ratios, torch.zeros_like(ratios), torch.ones_like(ratios, dtype=torch.bool)
+        )
         out = {
             "loss": sum(self.losses) / len(self.losses),
             "grad_norm": sum(self.norms) / len(self.norms),

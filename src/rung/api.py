@@ -1,0 +1,110 @@
+"""`rung.train`, `rung.resume`: what the command line does, as Python calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rung.errors import UsageError
+from rung.report import write_report
+from rung.tracking.run import Run
+from rung.training import checkpoint
+from rung.training.config import Recipe, dump, load_recipe
+from rung.training.loop import train_policy
+from rung.training.session import Observer, Session, Silent, open_session, resolve_model, set_threads
+from rung.training.supervised import train_supervised
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        folder: where everything lies.
+        model: the trained model, a Hugging Face folder.
+        metrics: all lines of metrics.jsonl.
+    """
+
+    folder: Path
+    model: Path
+    metrics: tuple[dict[str, Any], ...]
+
+    def evaluations(self, split: str = "test") -> list[dict[str, Any]]:
+        """Evaluation lines of a split, oldest first."""
+        return [line for line in self.metrics if line["kind"] == "eval" and line["split"] == split]
+
+
+def prepared(recipe: Recipe | str | Path, overrides: list[str] | None = None) -> Recipe:
+    """A recipe with its model made definite."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(str(recipe), overrides)
+    return recipe.model_copy(update={"model": resolve_model(recipe.model)})
+
+
+def train(
+    recipe: Recipe | str | Path,
+    overrides: list[str] | None = None,
+    *,
+    name: str | None = None,
+    root: Path | str = "runs",
+    observer: Observer | None = None,
+    started: Callable[[Session], None] | None = None,
+) -> Result:
+    """Run a recipe from its beginning.
+
+    Args:
+        recipe: a recipe, a file, or the name of a shipped one.
+        overrides: `section.key=value` words, for a file or name.
+        name: of the run's folder; the recipe's own by default. A taken name gets a number.
+        root: folder of all runs.
+        observer: is told of every step.
+        started: is called once with the session, before the first step.
+
+    Raises:
+        UsageError, ModelError, SamplerMismatch, TrainingDiverged: each message says what to do.
+    """
+    recipe = prepared(recipe, overrides)
+    observer = observer or Silent()
+    run = Run.create(Path(root), name or recipe.name, dump(recipe), set_threads(recipe))
+    try:
+        session = open_session(recipe, run, observer)
+    except Exception:
+        run.discard()
+        raise
+    if started is not None:
+        started(session)
+    return _finish(session)
+
+
+def resume(
+    run: Path | str, *, observer: Observer | None = None, started: Callable[[Session], None] | None = None
+) -> Result:
+    """Go on with an interrupted run from its newest complete checkpoint.
+
+    Raises:
+        UsageError: not a run, or finished already.
+        CheckpointError: no complete checkpoint.
+    """
+    opened = Run.open(Path(run))
+    recipe = load_recipe(str(opened.config))
+    observer = observer or Silent()
+    step, folder = checkpoint.newest(opened.checkpoints)
+    if opened.finished:
+        raise UsageError(f"{opened.folder} is finished (step {step}); its model is {folder / 'model'}")
+    opened.rewind(step)
+    observer.note(f"resuming {opened.folder} after step {step}, from {folder.name}")
+    session = open_session(recipe, opened, observer, resume_from=folder)
+    if started is not None:
+        started(session)
+    return _finish(session)
+
+
+def _finish(session: Session) -> Result:
+    try:
+        (train_supervised if session.recipe.method == "sft" else train_policy)(session)
+        session.run.finish()
+    finally:
+        session.run.close()
+    model = checkpoint.newest(session.run.checkpoints)[1] / "model"
+    write_report(session.run.folder)
+    return Result(session.run.folder, model, tuple(session.run.read(session.run.metrics)))

@@ -1,0 +1,34 @@
+"""The command line: one file a command. Nothing here loads torch until a command needs it."""
+
+import sys
+
+import typer
+
+from rung.cli import importing, quickstart, report, train
+from rung.errors import RungError, UsageError
+
+app = typer.Typer(
+    name="rung",
+    help="Post-train language models by reinforcement learning, every number checked against an exact answer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("report")(report.report)
+app.command("import")(importing.import_checkpoint)
+
+
+def main() -> None:
+    """Run a command. A user's mistake gets a message and no traceback: exit code 2 for usage, 1 for the rest."""
+    try:
+        app()
+    except RungError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

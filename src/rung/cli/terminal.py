@@ -1,0 +1,86 @@
+"""Progress for people: a live bar in a terminal, plain lines through a pipe."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+PLAIN_EVERY = 10.0  # seconds between lines when nobody watches live
+
+
+def percent(line: dict[str, Any]) -> str:
+    """A held-out reward with its interval."""
+    return f"{line['reward_mean']:.1%} [{line['reward_low']:.1%}, {line['reward_high']:.1%}]"
+
+
+class Terminal:
+    """Watches a run. Use as a context manager: the live bar is put away at its end, whatever happens."""
+
+    def __init__(self, label: str, console: Console | None = None) -> None:
+        self.label = label
+        self.console = console or Console(highlight=False)
+        self.live = self.console.is_terminal
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+        self.begin = time.monotonic()
+        self.first_step: int | None = None
+        self.printed = 0.0
+
+    def __enter__(self) -> "Terminal":
+        """Start the live bar, if there is a terminal."""
+        if self.live:
+            self.progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+            )
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put the bar away."""
+        if self.progress is not None:
+            self.progress.stop()
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(f"{self.label}: {text}", markup=False, soft_wrap=True)
+
+    def evaluated(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        """Held-out reward with its interval."""
+        if split == "test":
+            self.note(f"step {step}, {metrics['n']} test problems: reward {percent(metrics)}")
+
+    def step(self, step: int, total: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
+        """Move the bar, or print a line now and then."""
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step, self.begin = step, now - timing["total"]
+        per_step = (now - self.begin) / (step - self.first_step + 1)
+        rate = f"{1 / per_step:.1f} steps/s" if per_step < 1 else f"{per_step:.1f} s/step"
+        words = describe(metrics)
+        if self.progress is not None:
+            if self.task is None:
+                self.task = self.progress.add_task(self.label, total=total, rate="")
+            self.progress.update(self.task, completed=step, description=f"{self.label} {words}", rate=rate)
+        elif now - self.printed >= PLAIN_EVERY or step == total:
+            self.printed = now
+            left = per_step * (total - step)
+            self.note(f"step {step}/{total}  {words}  {rate}, {left:.0f} s left")
+
+
+def describe(metrics: dict[str, Any]) -> str:
+    """The two or three numbers of a step that a person follows."""
+    if "reward_mean" not in metrics:
+        return f"loss {metrics['loss']:.3f}"
+    words = f"reward {metrics['reward_mean']:.3f}"
+    if "kl_policy_reference_k1" in metrics:
+        words += f"  KL {metrics['kl_policy_reference_k1']:.3f}"
+    return words + f"  length {metrics['length_mean']:.1f}"

@@ -1,0 +1,90 @@
+"""`rung train` and `rung resume`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of a shipped recipe.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings over the recipe's: method=grpo training.steps=50"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the resolved recipe, counts and a memory estimate; do nothing."
+        ),
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; the recipe's own by default.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+) -> None:
+    """Train a model by a recipe: supervised fine-tuning (sft), vpg, reinforce, rloo, grpo or ppo-loo."""
+    from rung import api
+
+    resolved = api.prepared(recipe, overrides or [])
+    if dry_run:
+        show_plan(resolved)
+        return
+    follow(resolved.method, lambda **watch: api.train(resolved, name=name, root=runs, **watch))
+
+
+def resume(run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]) -> None:
+    """Go on with an interrupted run from its newest complete checkpoint."""
+    from rung import api
+
+    follow("resume", lambda **watch: api.resume(run, **watch))
+
+
+def follow(label: str, start: Any) -> Any:
+    """Run something with progress; an interruption says how to go on."""
+    from rung.cli.terminal import Terminal, percent
+
+    folder: list[Path] = []
+    try:
+        with Terminal(label) as terminal:
+            result = start(observer=terminal, started=lambda session: folder.append(session.run.folder))
+    except KeyboardInterrupt:
+        print(
+            f"\ninterrupted. Go on with: rung resume {folder[0]}" if folder else "\ninterrupted",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    tests = result.evaluations("test")
+    if len(tests) > 1:
+        print(f"held-out reward  {percent(tests[0])}  →  {percent(tests[-1])}")
+        if "kl_policy_reference" in tests[-1]:
+            print(f"KL(policy‖reference)  {tests[-1]['kl_policy_reference']:.3f} nats per completion")
+    print(f"run     {result.folder}\nmodel   {result.model}\nreport  {result.folder / 'report.html'}")
+    return result
+
+
+def show_plan(recipe: Any) -> None:
+    """The resolved recipe, then what it will do and need."""
+    from rung.training.config import dump
+    from rung.training.estimate import estimate
+
+    plan = estimate(recipe)
+    print(dump(recipe))
+    gib = 1024**3
+    print(f"# model         {plan.parameters:,} parameters")
+    print(f"# steps         {plan.steps:,}, {plan.updates:,} optimizer updates")
+    if plan.completions:
+        print(f"# sampled       {plan.completions:,} completions, at most {plan.tokens:,} tokens")
+    print(
+        f"# prompts       {plan.prompt_tokens[0]:.1f} tokens on average, {plan.prompt_tokens[1]} at most (200 of them)"
+    )
+    print(
+        f"# memory        about {sum(plan.memory.values()) / gib:.2f} GiB at the peak of a step, beside Python and torch:"
+    )
+    for part, size in plan.memory.items():
+        print(f"#   {part:<30}{size / gib:8.3f} GiB")

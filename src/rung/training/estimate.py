@@ -1,0 +1,99 @@
+"""What a run will do and need, before it starts: steps, tokens, updates, memory."""
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from rung.models.head import CHUNK_ELEMENTS
+from rung.models.loading import LanguageModel, tokenizer_only
+from rung.tasks import Task, load_task
+from rung.training.config import Recipe
+from rung.training.evaluation import spread_over
+from rung.training.session import load_language
+
+FLOAT = 4  # bytes; rung trains in float32
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Counts are exact but for `tokens`, which assumes that completions reach the cap; memory is an estimate.
+
+    Attributes:
+        parameters: of the model.
+        steps, updates: training steps, optimizer steps.
+        completions, tokens: sampled over the whole run, at most.
+        prompt_tokens: (mean, longest) over a sample of the training prompts.
+        memory: bytes by part, at the peak of a step.
+    """
+
+    parameters: int
+    steps: int
+    updates: int
+    completions: int
+    tokens: int
+    prompt_tokens: tuple[float, int]
+    memory: dict[str, int]
+
+
+def _skeleton(recipe: Recipe, task: Task) -> tuple[PreTrainedConfig, int, object]:
+    """Configuration, number of parameters and something that encodes prompts, without loading weights."""
+    if recipe.scratch is not None:
+        language = load_language(recipe, task)
+        return language.model.config, language.model.num_parameters(), language
+    tokenizer = tokenizer_only(recipe.model)
+    config = AutoConfig.from_pretrained(recipe.model)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return config, model.num_parameters(), LanguageModel(model, tokenizer, frozenset({0}))
+
+
+def _activations_per_token(config: PreTrainedConfig) -> int:
+    """Bytes that autograd keeps per token in line: per layer about 10 hidden-size and 4 intermediate-size tensors."""
+    text = config.get_text_config()
+    return (
+        FLOAT
+        * text.num_hidden_layers
+        * (10 * text.hidden_size + 4 * getattr(text, "intermediate_size", 4 * text.hidden_size))
+    )
+
+
+def estimate(recipe: Recipe) -> Estimate:
+    """Count what a recipe will do, and estimate the memory of its largest step."""
+    task = load_task(recipe.task)
+    config, parameters, language = _skeleton(recipe, task)
+    text = config.get_text_config()
+    lengths = [len(language.encode(p.prompt)) for p in spread_over(task.problems("train"), 200)]  # type: ignore[attr-defined]
+    longest = max(lengths)
+    settings, rl = recipe.rollout, recipe.method != "sft"
+    per_step = settings.prompts_per_step * settings.samples_per_prompt if rl else 0
+    new = settings.max_new_tokens
+    in_line = (
+        settings.prompts_per_step * longest + per_step * new
+        if rl
+        else recipe.training.batch_size * (longest + new)
+    )
+    micro = min(recipe.training.micro_batch_tokens, in_line)
+    kv_heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    rows = min(settings.max_rows, max(per_step, 1))
+    memory = {
+        "weights": FLOAT * parameters,
+        "gradients": FLOAT * parameters,
+        "optimizer": 2 * FLOAT * parameters,
+        "activations of a micro-batch": micro * _activations_per_token(config),
+        "logits of a chunk": 3 * FLOAT * min(CHUNK_ELEMENTS, micro * text.vocab_size),
+        "sampling cache": 2 * FLOAT * rows * (longest + new) * text.num_hidden_layers * kv_heads * head,
+    }
+    if rl and "reference" in recipe.build_method().needs:
+        memory["reference"] = FLOAT * parameters
+    return Estimate(
+        parameters=parameters,
+        steps=recipe.training.steps,
+        updates=recipe.updates,
+        completions=per_step * recipe.training.steps,
+        tokens=per_step * recipe.training.steps * new,
+        prompt_tokens=(statistics.fmean(lengths), longest),
+        memory=memory,
+    )
