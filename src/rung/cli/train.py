@@ -83,8 +83,7 @@ def show_plan(recipe: Any) -> None:
     print(
         f"# prompts       {plan.prompt_tokens[0]:.1f} tokens on average, {plan.prompt_tokens[1]} at most (200 of them)"
     )
-    print(
-        f"# memory        about {sum(plan.memory.values()) / gib:.2f} GiB at the peak of a step, beside Python and torch:"
-    )
+    total = sum(plan.memory.values()) / gib
+    print(f"# memory        about {total:.2f} GiB at the peak of a step, beside Python and torch:")
     for part, size in plan.memory.items():
         print(f"#   {part:<30}{size / gib:8.3f} GiB")
