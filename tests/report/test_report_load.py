@@ -119,7 +119,7 @@ def test_every_recorded_number_is_drawn_or_named_as_constant(make_run):
         line["my_own"] = line["step"] ** 2
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     loaded = load_run(run)
-    more, constant = more_panels(loaded)
+    more, constant = more_panels(loaded, main_panels(loaded))
     drawn = {series.key for panel in [*main_panels(loaded), *more] for series in panel.series}
     recorded = {key for line in lines for key in line}
     said = {

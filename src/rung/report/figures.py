@@ -87,7 +87,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") ->
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f"<details><summary>Numbers</summary>{more}"
-        f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></details>"
+        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
 
 
@@ -100,7 +100,11 @@ def _numbers(series: Sequence[Series]) -> str:
         chosen |= sparse
     rows = [[format_number(x, 9), *(_cell(column, x) for column in columns)] for x in sorted(chosen)]
     more = f'<p class="note">{len(rows)} of {len(steps):,} steps; all are in metrics.jsonl.</p>'
-    return table(["step", *(one.label for one in series)], rows, more if len(rows) < len(steps) else "")
+    return table(
+        ["step", *(one.label.replace(" (held out)", "") for one in series)],
+        rows,
+        more if len(rows) < len(steps) else "",
+    )
 
 
 def _cell(column: Mapping[float, Point], x: float) -> str:

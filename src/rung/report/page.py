@@ -37,13 +37,14 @@ def _notes(notes: Iterable[str]) -> str:
 
 
 def _plots(run: Run) -> str:
-    panels = [figure(panel) for panel in main_panels(run)]
+    main = main_panels(run)
+    panels = [figure(panel) for panel in main]
     time = time_panel(run)
     if time is not None:
         panels.append(time_figure(time))
     if not panels:
         return '<p class="note">No step was recorded, so there is nothing to draw.</p>'
-    more, constant = more_panels(run)
+    more, constant = more_panels(run, main)
     folded = f'<div class="panels">{"".join(map(figure, more[:MOST_MORE_PANELS]))}</div>' if more else ""
     if len(more) > MOST_MORE_PANELS:
         titles = ", ".join(panel.title for panel in more[MOST_MORE_PANELS:])

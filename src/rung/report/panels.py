@@ -116,9 +116,9 @@ def _numeric_keys(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if key not in _NOT_DRAWN | ends]
 
 
-def more_panels(run: Run) -> tuple[list[Panel], dict[str, dict[str, float]]]:
-    """A panel for each number that no main panel draws; those that never changed as values by series instead."""
-    drawn = {(series.key, series.marker == "dot") for panel in main_panels(run) for series in panel.series}
+def more_panels(run: Run, main: Sequence[Panel]) -> tuple[list[Panel], dict[str, dict[str, float]]]:
+    """A panel for each number that `main` does not draw; those that never changed as values by series instead."""
+    drawn = {(series.key, series.marker == "dot") for panel in main for series in panel.series}
     panels: list[Panel] = []
     constant: dict[str, dict[str, float]] = {}
     evaluated = [record for split in run.splits for record in run.evaluations(split)]

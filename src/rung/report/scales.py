@@ -60,7 +60,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next((factor * power for factor in (1, 2, 5) if factor * power >= rough * 0.999), 10 * power)
+    step = next((factor * power for factor in (1, 2, 5) if factor * power >= rough * 0.75), 10 * power)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     decimals = max(0, -math.floor(math.log10(step)))
     return [round(index * step, decimals) for index in range(first, last + 1)]

@@ -71,12 +71,17 @@ def interval_keys(key: str) -> tuple[str, str]:
 def points(records: Iterable[Mapping[str, Any]], key: str, *, absolute: bool = False) -> tuple[Point, ...]:
     """The points of one key; records without the key give none, a null or non-finite value gives a gap."""
     found: list[Point] = []
+    low, high = interval_keys(key)
     for record in records:
         if key in record:
             y = number(record[key])
             y = abs(y) if absolute and y is not None else y
-            low, high = (number(record.get(name)) for name in interval_keys(key))
-            found.append(Point(float(record["step"]), y, low, high))
+            ends = (
+                (number(record[low]), number(record[high]))
+                if low in record and high in record
+                else (None, None)
+            )
+            found.append(Point(float(record["step"]), y, *ends))
     return tuple(found)
 
 
