@@ -133,6 +133,7 @@ def test_every_recorded_number_is_drawn_or_named_as_constant(make_run):
     }
     assert recorded - drawn - constant.keys() == said
     assert "my_own" in drawn
+    assert not drawn & constant.keys()
     assert constant["learning_rate"] == {"training": 3e-4}
     assert constant["completions"] == {
         "training": 256.0,
@@ -151,3 +152,14 @@ def test_bars_are_means_over_stretches_and_keep_the_unmeasured_rest(make_run):
     first = records[:3]
     assert panel.bars[0].parts["collect"] == pytest.approx(sum(r["collect"] for r in first) / 3, rel=1e-12)
     assert sum(panel.bars[0].parts.values()) == pytest.approx(sum(r["total"] for r in first) / 3, rel=1e-12)
+
+
+def test_a_series_without_a_finite_value_is_drawn_as_missing_and_not_named_constant(make_run):
+    run = make_run(steps=5, every=0)
+    lines = [{"step": s, "kind": "train", "odd": math.nan} for s in (1, 2)]
+    lines += [{"step": 2, "kind": "eval", "split": "test", "odd": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    more, constant = more_panels(load_run(run), [])
+    assert constant == {}
+    (odd,) = (panel for panel in more if panel.title == "odd")
+    assert [point.y for series in odd.series for point in series.points] == [None, None, 1.0]

@@ -125,9 +125,12 @@ def more_panels(run: Run, main: Sequence[Panel]) -> tuple[list[Panel], dict[str,
     keys = dict.fromkeys([*_numeric_keys(run.train), *_numeric_keys(evaluated)])
     for key in keys:
         series = _series(run, [] if (key, True) in drawn else [key], [] if (key, False) in drawn else [key])
-        if len(run.train) > 1 and all(len({point.y for point in one.points}) == 1 for one in series):
+        if not series:
+            continue
+        values = [{point.y for point in one.points} for one in series]
+        if len(run.train) > 1 and all(len(found) == 1 and None not in found for found in values):
             constant[key] = {one.label: one.points[0].y or 0.0 for one in series}
-        elif series:
+        else:
             panels.append(Panel(label_of(key), unit_of(key), series))
     speed = points(run.timing, "tokens_per_second")
     if speed:
