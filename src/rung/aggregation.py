@@ -33,17 +33,17 @@ def count(mask: TokenMask) -> Totals:
     >>> count(torch.tensor([[True, True], [False, False]]))
     Totals(sequences=1, tokens=2)
     """
-    _check(mask)
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise InvalidInput(f"the mask must be boolean [B, T], got {mask.dtype} {tuple(mask.shape)}")
     return Totals(sequences=int(mask.any(1).sum()), tokens=int(mask.sum()))
 
 
-def _check(mask: TokenMask) -> None:
-    if mask.dtype != torch.bool or mask.ndim != 2:
-        raise InvalidInput(f"the mask must be boolean [B, T], got {mask.dtype} {tuple(mask.shape)}")
+def _totals(mask: TokenMask, totals: Totals | None) -> Totals:
+    own = count(mask)  # always, so that no float passes for a mask
+    return own if totals is None else totals
 
 
 def _weights(mask: TokenMask, scale: torch.Tensor | float) -> PerToken:
-    _check(mask)
     return mask.to(BOOKKEEPING) * scale
 
 
@@ -64,7 +64,7 @@ def sequence_sum(mask: TokenMask, totals: Totals | None = None) -> PerToken:
     tensor([[0.5000, 0.5000],
             [0.5000, 0.0000]], dtype=torch.float64)
     """
-    totals = totals or count(mask)
+    totals = _totals(mask, totals)
     return _weights(mask, 1.0 / max(totals.sequences, 1))
 
 
@@ -86,7 +86,7 @@ def sequence_mean(mask: TokenMask, totals: Totals | None = None) -> PerToken:
     tensor([[0.2500, 0.2500],
             [0.5000, 0.0000]], dtype=torch.float64)
     """
-    totals = totals or count(mask)
+    totals = _totals(mask, totals)
     lengths = mask.sum(1, keepdim=True).clamp(min=1).to(BOOKKEEPING)
     return _weights(mask, 1.0 / (max(totals.sequences, 1) * lengths))
 
@@ -109,7 +109,7 @@ def token_mean(mask: TokenMask, totals: Totals | None = None) -> PerToken:
     tensor([[0.3333, 0.3333],
             [0.3333, 0.0000]], dtype=torch.float64)
     """
-    totals = totals or count(mask)
+    totals = _totals(mask, totals)
     return _weights(mask, 1.0 / max(totals.tokens, 1))
 
 

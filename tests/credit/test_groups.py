@@ -1,0 +1,150 @@
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rung.credit import group_centered, group_standardized, leave_one_out
+from rung.errors import InvalidInput
+from tests.batches import INF, NAN, close, f64, flags
+
+ALL = [leave_one_out, group_centered, group_standardized]
+JUNK = [NAN, INF, -INF, 1000.0]
+
+
+def ids(values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def test_leave_one_out_by_hand():
+    """Others' means: (2+6)/2 = 4, (1+6)/2 = 3.5, (1+2)/2 = 1.5."""
+    close(leave_one_out(f64([1.0, 2.0, 6.0]), ids([5, 5, 5])), [-3.0, -1.5, 4.5])
+
+
+def test_group_centered_by_hand():
+    close(group_centered(f64([1.0, 2.0, 6.0]), ids([5, 5, 5])), [-2.0, -1.0, 3.0])
+
+
+def test_group_standardized_by_hand():
+    """Deviations −2, −1, 3; squares sum to 14."""
+    returns, group = f64([1.0, 2.0, 6.0]), ids([5, 5, 5])
+    for correction, std in ((1, math.sqrt(7)), (0, math.sqrt(14 / 3))):
+        close(group_standardized(returns, group, correction=correction), [-2 / std, -1 / std, 3 / std])
+        with_epsilon = group_standardized(returns, group, correction=correction, epsilon=0.5)
+        close(with_epsilon, [-2 / (std + 0.5), -1 / (std + 0.5), 3 / (std + 0.5)])
+
+
+def test_the_sample_standard_deviation_is_the_default():
+    close(group_standardized(f64([1.0, 3.0]), ids([0, 0])), [-math.sqrt(0.5), math.sqrt(0.5)])
+
+
+@st.composite
+def batches(draw):
+    """Returns with ties, group ids in any order and of any size, and which rows are valid."""
+    size = draw(st.integers(1, 12))
+    returns = draw(st.lists(st.sampled_from([-2.0, 0.0, 0.25, 1.0, 7.5]), min_size=size, max_size=size))
+    groups = draw(st.lists(st.sampled_from([-3, 0, 4, 10**12]), min_size=size, max_size=size))
+    valid = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    return returns, groups, valid
+
+
+def reference(rows, function):
+    """For each valid row of a group of two or more: function(own return, the others' returns, all returns)."""
+    expected = []
+    for i, (own, group, valid) in enumerate(rows):
+        others = [r for j, (r, g, v) in enumerate(rows) if j != i and g == group and v]
+        expected.append(function(own, others, [own, *others]) if valid and others else 0.0)
+    return expected
+
+
+@given(batches(), st.sampled_from(JUNK))
+def test_every_credit_is_its_definition_over_the_valid_rows_of_the_group(batch, junk):
+    """Plain Python, row by row, by id. What stands in an invalid row changes nothing, NaN included."""
+    returns, groups, valid = batch
+    rows = list(zip(returns, groups, valid, strict=True))
+    arguments = (f64([r if v else junk for r, _, v in rows]), ids(groups), torch.tensor(valid))
+
+    def standardized(own, others, everyone):
+        spread = statistics.stdev(everyone)
+        return (own - statistics.fmean(everyone)) / spread if spread else 0.0
+
+    close(leave_one_out(*arguments), reference(rows, lambda own, others, _: own - statistics.fmean(others)))
+    close(
+        group_centered(*arguments), reference(rows, lambda own, _, everyone: own - statistics.fmean(everyone))
+    )
+    close(group_standardized(*arguments), reference(rows, standardized))
+
+
+def test_case_B1_groups_by_id_not_by_position():
+    """Two prompts, three samples each, arriving in turns; then in every rotation."""
+    returns, groups = f64([1.0, 5.0, 0.0, 4.0, 0.0, 6.0]), ids([1, 2, 1, 2, 1, 2])
+    root = math.sqrt(1 / 3)
+    expected = f64([2 * root, 0.0, -root, -1.0, -root, 1.0])
+    close(group_standardized(returns, groups), expected)
+    close(leave_one_out(returns, groups), [1.0, 0.0, -0.5, -1.5, -0.5, 1.5])
+    for shift in range(6):
+        rolled = group_standardized(returns.roll(shift), groups.roll(shift))
+        close(rolled, expected.roll(shift))
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_case_B3_groups_without_a_comparison_get_zero(function):
+    """(i) one member, (ii) all equal, (iii) equal up to rounding: no signal, on every path."""
+    close(function(f64([2.0]), ids([0])), [0.0])
+    close(function(f64([1.0, 1.0, 1.0, 1.0]), ids([0, 0, 0, 0])), [0.0] * 4)
+    assert function(f64([0.3, 0.1 + 0.2]), ids([0, 0])).abs().max().item() < 1e-15
+    close(function(f64([5.0, 2.0, 7.0]), ids([0, 1, 2])), [0.0] * 3)
+
+
+def test_case_B3_rounding_is_measured_against_the_mean():
+    close(group_standardized(f64([1e9, 1e9 + 1e-6]), ids([0, 0])), [0.0, 0.0])
+    root = math.sqrt(0.5)
+    close(group_standardized(f64([0.0, 1e-5]), ids([0, 0])), [-root, root])
+    close(group_standardized(f64([0.3, 0.1 + 0.2]), ids([0, 0]), correction=0), [0.0, 0.0])
+
+
+def test_case_B3_one_odd_group_does_not_disturb_another():
+    returns, groups = f64([1.0, 2.0, 3.0, 1.0, 9.0]), ids([0, 1, 1, 0, 2])
+    close(leave_one_out(returns, groups), [0.0, -1.0, 1.0, 0.0, 0.0])
+    root = math.sqrt(0.5)
+    close(group_standardized(returns, groups), [0.0, -root, root, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("reward", [10.0, 1000.0, NAN, INF])
+def test_case_B12_a_row_without_a_token_moves_no_baseline(reward):
+    returns, groups, valid = f64([reward, 1.0, 0.0]), ids([0, 0, 0]), flags([0, 1, 1])
+    close(group_centered(returns, groups, valid), [0.0, 0.5, -0.5])
+    close(leave_one_out(returns, groups, valid), [0.0, 1.0, -1.0])
+    root = math.sqrt(0.5)
+    close(group_standardized(returns, groups, valid), [0.0, root, -root])
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_case_H10_a_missing_reward_is_not_a_zero(function):
+    """Rewards 1, missing, 1: nothing to learn. As a zero it would give +⅓, −⅔, +⅓."""
+    close(function(f64([1.0, NAN, 1.0]), ids([0, 0, 0]), flags([1, 0, 1])), [0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_an_empty_batch_has_empty_credit(function):
+    close(function(f64([]), ids([])), f64([]))
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_case_H11_arguments_that_would_broadcast_are_refused(function):
+    with pytest.raises(InvalidInput, match=r"must be \[B\]"):
+        function(f64([[0.5], [1.5]]), ids([0, 0]))
+    with pytest.raises(InvalidInput, match=r"must be \[B\]"):
+        function(f64([0.5, 1.5]), ids([0]))
+    with pytest.raises(InvalidInput, match=r"must be \[B\]"):
+        function(f64([0.5, 1.5]), ids([0, 0]), flags([[1], [1]]))
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_case_E9_group_ids_are_integers_and_validity_is_boolean(function):
+    with pytest.raises(InvalidInput, match="integers"):
+        function(f64([0.5, 1.5]), f64([0.0, 0.0]))
+    with pytest.raises(InvalidInput, match="boolean"):
+        function(f64([0.5, 1.5]), ids([0, 0]), ids([1, 1]))
