@@ -58,7 +58,8 @@ def sequence_sum(mask: TokenMask, totals: Totals | None = None) -> PerToken:
         [B, T], 0 off the mask.
 
     Exactness:
-        The only one that is the policy gradient. Checked by tests/unbiased/test_methods.py.
+        The only one that is the policy gradient.
+        Checked by tests/unbiased/test_methods.py::test_unbiased_methods.
 
     >>> sequence_sum(torch.tensor([[True, True], [True, False]]))
     tensor([[0.5000, 0.5000],
@@ -80,7 +81,8 @@ def sequence_mean(mask: TokenMask, totals: Totals | None = None) -> PerToken:
 
     Exactness:
         Not the policy gradient once lengths differ: it follows reward per token, and a length term. Growing the batch
-        does not help. Checked by tests/unbiased/test_methods.py.
+        does not help.
+        Checked by tests/unbiased/test_methods.py::test_a_mean_over_each_sequence_follows_reward_per_token.
 
     >>> sequence_mean(torch.tensor([[True, True], [True, False]]))
     tensor([[0.2500, 0.2500],
@@ -103,7 +105,7 @@ def token_mean(mask: TokenMask, totals: Totals | None = None) -> PerToken:
 
     Exactness:
         The denominator is drawn with the sample: a ratio estimator, whose direction bias vanishes as the batch grows.
-        Checked by tests/unbiased/test_methods.py.
+        Checked by tests/unbiased/test_methods.py::test_a_mean_over_all_tokens_is_a_ratio_estimator.
 
     >>> token_mean(torch.tensor([[True, True], [True, False]]))
     tensor([[0.3333, 0.3333],
@@ -129,7 +131,8 @@ def constant_length(mask: TokenMask, length: int, totals: Totals | None = None) 
         [B, T], 0 off the mask.
 
     Exactness:
-        The policy gradient, times 1/L. Checked by tests/unbiased/test_methods.py.
+        The policy gradient, times 1/L.
+        Checked by tests/unbiased/test_methods.py::test_a_constant_length_is_a_matter_of_scale.
 
     >>> constant_length(torch.tensor([[True, True], [True, False]]), 4)
     tensor([[0.1250, 0.1250],

@@ -39,8 +39,9 @@ def k1(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
 
     Exactness:
         As a value on policy samples, unbiased for KL(π‖π_ref). In the reward its expected gradient is ∇KL(π‖π_ref);
-        as a loss its expected gradient is 0: pure noise.
-        Checked by tests/unbiased/test_kl_gradients.py.
+        as a loss its expected gradient is 0: pure noise. Checked by
+        tests/unbiased/test_kl_gradients.py::test_k1_in_the_reward_is_the_reverse_kl_gradient_of_whole_sequences,
+        ::test_k1_in_the_loss_is_noise and ::test_case_N4_as_values_k1_and_k3_are_unbiased.
 
     >>> k1(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.2000]])
@@ -66,7 +67,9 @@ def k2(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     Exactness:
         As a value on policy samples it is biased: for N(0,1) against N(m,1) by m²/4 of the true value. As a loss on
         policy samples its expected gradient is exactly ∇KL(π‖π_ref) at each visited prefix, without the effect on
-        later prefixes. Checked by tests/unbiased/test_kl_gradients.py.
+        later prefixes.
+        Checked by tests/unbiased/test_kl_gradients.py::test_k2_in_the_loss_is_the_reverse_kl_gradient and
+        tests/kl/test_estimators.py::test_k2_of_two_gaussians_is_biased_by_a_quarter_of_the_squared_distance.
 
     >>> k2(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.0200]])
@@ -94,7 +97,7 @@ def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     Exactness:
         As a value on policy samples, unbiased for KL(π‖π_ref); its variance is not always below k1's. As a loss its
         expected gradient is that of the *other* direction, ∇KL(π_ref‖π), at each prefix that the policy visits.
-        Checked by tests/unbiased/test_kl_gradients.py.
+        Checked by tests/unbiased/test_kl_gradients.py::test_k3_in_the_loss_is_the_forward_kl_gradient.
 
     >>> k3(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.0187]])

@@ -26,7 +26,7 @@ def policy_gradient_loss(policy_logprobs: PerToken, credit: PerToken) -> PerToke
 
     Exactness:
         On policy, summed over each sequence, its expected gradient is −∇J for every unbiased Ψ.
-        Checked by tests/unbiased/test_methods.py.
+        Checked by tests/unbiased/test_methods.py::test_every_policy_loss_is_the_policy_gradient_on_policy.
 
     >>> policy_gradient_loss(torch.tensor([[-0.5]]), torch.tensor([[2.0]]))
     tensor([[1.]])
@@ -52,7 +52,8 @@ def importance_weighted_loss(policy_logprobs: PerToken, old_logprobs: PerToken, 
 
     Exactness:
         At π = π_old the gradient is the policy gradient. Away from it the prefixes are still the old policy's: the
-        ratio corrects the token, not the state. Checked by tests/reductions/test_policy_losses.py.
+        ratio corrects the token, not the state. Checked by
+        tests/unbiased/test_off_policy.py::test_the_unclipped_surrogate_is_that_of_conservative_policy_iteration.
 
     >>> importance_weighted_loss(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[2.0]]))
     tensor([[-2.]])
@@ -94,8 +95,9 @@ def clipped_loss(
         [B, T].
 
     Exactness:
-        At π = π_old the gradient is the policy gradient; after that it is biased on purpose.
-        Checked by tests/reductions/test_policy_losses.py.
+        At π = π_old the gradient is the policy gradient; after that it is biased on purpose. Checked by
+        tests/reductions/test_policy_losses.py::test_at_the_old_policy_every_gradient_is_the_policy_gradient, and
+        region by region by ::test_the_six_regions_of_the_clip.
 
     >>> ratio = torch.tensor([[1.5, 0.5]])
     >>> clipped_loss(ratio.log(), torch.zeros(1, 2), torch.tensor([[1.0, 1.0]]))

@@ -20,8 +20,11 @@ from tests.batches import close, f64
 VALUES = [-2.0, 0.0, 0.25, 1.0, 7.5]
 
 
+EITHER = st.booleans()
+
+
 @st.composite
-def batches(draw, valid=st.booleans()):
+def batches(draw, valid=EITHER):
     """(returns, groups, valid) of 2 to 12 rows."""
     size = draw(st.integers(2, 12))
     returns = draw(st.lists(st.sampled_from(VALUES), min_size=size, max_size=size))
@@ -80,10 +83,8 @@ def test_credits_by_comparison_add_up_to_zero_in_each_group(batch):
     _, groups, _ = batch
     for function in (leave_one_out, group_centered, group_standardized):
         credit = function(*batch)
-        close(
-            torch.stack([credit[groups == g].sum() for g in groups.unique()]),
-            torch.zeros(len(groups.unique())).double(),
-        )
+        sums = [credit[groups == group].sum() for group in groups.unique()]
+        close(torch.stack(sums), [0.0] * len(sums))
 
 
 @given(batches(valid=st.just(True)))

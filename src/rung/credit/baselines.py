@@ -23,7 +23,8 @@ def minus_batch_mean(returns: PerSequence, valid: torch.Tensor | None = None) ->
 
     Exactness:
         E[gradient] = (1 − 1/B) · ∇J, whatever the mixture of prompts: the right direction. Blind to the prompt, so a
-        poor baseline where prompts differ. Checked by tests/unbiased/test_methods.py.
+        poor baseline where prompts differ.
+        Checked by tests/unbiased/test_methods.py::test_a_batch_mean_is_a_matter_of_scale.
 
     >>> minus_batch_mean(torch.tensor([3.0, 1.0]))
     tensor([ 1., -1.])
@@ -53,7 +54,7 @@ def reward_to_go_minus_batch_mean(
     Exactness:
         E[gradient] = (1 − 1/B) · ∇J, as for `minus_batch_mean`, with less variance: what was earned before t has
         mean zero against the score at t, both in G_t and in the sequence's own share of the baseline.
-        Checked by tests/unbiased/test_methods.py.
+        Checked by tests/unbiased/test_methods.py::test_a_batch_mean_is_a_matter_of_scale.
 
     >>> mask = torch.tensor([[True, True], [True, False]])
     >>> reward_to_go_minus_batch_mean(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), mask)

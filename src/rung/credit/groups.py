@@ -56,7 +56,7 @@ def leave_one_out(returns: PerSequence, groups: GroupIds, valid: torch.Tensor | 
 
     Exactness:
         An unbiased Ψ for ∇J for any G ≥ 2: the others' returns do not depend on this sequence's tokens.
-        Checked by tests/unbiased/test_methods.py.
+        Checked by tests/unbiased/test_methods.py::test_unbiased_credits.
 
     >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([7, 7, 7]))
     tensor([ 1.0000, -0.5000, -0.5000])
@@ -82,7 +82,7 @@ def group_centered(returns: PerSequence, groups: GroupIds, valid: torch.Tensor |
 
     Exactness:
         E[gradient] = (G−1)/G · ∇J: the right direction, shortened, because each return is in its own baseline.
-        Checked by tests/reductions/test_credit.py.
+        Checked by tests/unbiased/test_methods.py::test_centring_on_the_group_is_a_matter_of_scale.
 
     >>> group_centered(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     tensor([ 0.5000, -0.5000])
@@ -118,7 +118,8 @@ def group_standardized(
 
     Exactness:
         Biased. With rewards of two values it re-weights prompts by their success rate; with three or more it changes
-        the direction of the gradient. Checked by tests/unbiased/test_methods.py.
+        the direction of the gradient. Checked by tests/unbiased/test_binary_rewards.py and by
+        tests/unbiased/test_methods.py::test_standardized_credit_turns_the_gradient_of_toy_c.
 
     >>> group_standardized(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 0]))
     tensor([ 1.1547, -0.5774, -0.5774])

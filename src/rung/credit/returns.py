@@ -27,8 +27,9 @@ def total_return(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
         [B, T], reward units, 0 off the mask.
 
     Exactness:
-        Unbiased Ψ for ∇J, and the noisiest: rewards before t multiply the score at t with mean zero.
-        Checked by tests/unbiased/test_methods.py.
+        Unbiased Ψ for ∇J (of the discounted J where γ < 1), and the noisiest: rewards before t multiply the score at
+        t with mean zero. Checked by tests/unbiased/test_methods.py::test_unbiased_credits and
+        ::test_discounted_returns.
 
     >>> total_return(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([[3., 3., 0.]])
@@ -54,7 +55,7 @@ def reward_to_go(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
 
     Exactness:
         Unbiased Ψ for ∇J at γ = 1. With γ < 1 it is so only when the score at t is also weighted by γ^t.
-        Checked by tests/unbiased/test_methods.py.
+        Checked by tests/unbiased/test_methods.py::test_unbiased_credits and ::test_discounted_returns.
 
     >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, True]]), gamma=0.5)
     tensor([[3., 4., 4.]])
