@@ -3,8 +3,9 @@
 from rung.errors import UsageError
 from rung.tasks.addition import Addition
 from rung.tasks.base import Message, Problem, Split, Task
+from rung.tasks.extraction import Extraction
 
-TASKS = {"addition": Addition}
+TASKS = {"addition": Addition, "extraction": Extraction}
 
 
 def load_task(name: str) -> Task:

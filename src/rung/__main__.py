@@ -1,0 +1,5 @@
+"""`python -m rung` is `rung`."""
+
+from rung.cli import main
+
+main()
