@@ -78,12 +78,15 @@ def estimate(recipe: Recipe) -> Estimate:
     kv_heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     rows = min(settings.max_rows, max(per_step, 1))
+    in_micro = max(1, micro * (per_step if rl else recipe.training.batch_size) // in_line)
+    attended = in_micro * (longest + new) * text.num_hidden_layers * text.num_attention_heads * head
     memory = {
         "weights": FLOAT * parameters,
         "gradients": FLOAT * parameters,
         "optimizer": 2 * FLOAT * parameters,
         "activations of a micro-batch": micro * _activations_per_token(config),
-        "logits of a chunk": 3 * FLOAT * min(CHUNK_ELEMENTS, micro * text.vocab_size),
+        "keys and values of its rows": 2 * FLOAT * attended,
+        "logits of a chunk": 5 * FLOAT * min(CHUNK_ELEMENTS, micro * text.vocab_size),
         "sampling cache": 2 * FLOAT * rows * (longest + new) * text.num_hidden_layers * kv_heads * head,
     }
     if rl and "reference" in recipe.build_method().needs:
