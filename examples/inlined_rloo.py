@@ -19,7 +19,7 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PROMPTS, SAMPLES, STEPS = 32, 8, 200  # P prompts a step, G samples of each
+PROMPTS, SAMPLES, STEPS = 32, 8, 250  # P prompts a step, G samples of each
 NEW_TOKENS = 5
 KL_COEFFICIENT = 0.01
 LEARNING_RATE, WARMUP, MAX_GRAD_NORM = 3e-4, 5, 1.0

@@ -26,9 +26,8 @@ def quickstart(
     from rung.cli.terminal import Terminal
 
     begin = time.monotonic()
-    print(
-        "Two-digit addition: a Llama of 0.8 M parameters from random weights. Test problems are in neither stage."
-    )
+    print("Two-digit addition, by a Llama of 0.8 M parameters made from random weights.")
+    print("The test problems are in neither stage.")
     print("loading torch and transformers …", flush=True)
     from rung import api
 
