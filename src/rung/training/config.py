@@ -1,56 +1,29 @@
 """A recipe: everything a run depends on, in one TOML file, checked before anything starts."""
 
-import difflib
+import copy
 import inspect
 import json
-import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE, Method
+from rung.training.explain import explain, nearest
 
-# What other libraries call our keys, so that a wrong word gets the right suggestion.
-ELSEWHERE = {
-    "num_generations": "samples_per_prompt",
-    "rloo_k": "samples_per_prompt",
-    "group_size": "samples_per_prompt",
-    "max_completion_length": "max_new_tokens",
-    "response_length": "max_new_tokens",
-    "beta": "kl_coefficient",
-    "kl_coef": "kl_coefficient",
-    "init_kl_coef": "kl_coefficient",
-    "lr": "learning_rate",
-    "max_steps": "steps",
-    "num_iterations": "epochs",
-    "ppo_epochs": "epochs",
-    "num_ppo_epochs": "epochs",
-    "cliprange": "clip_high",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-    "max_norm": "max_grad_norm",
-    "save_steps": "every",
-    "eval_steps": "every",
-    "model_name_or_path": "model",
-    "loss_type": "method",
-    "algorithm": "method",
-}
-REFUSED = {
-    "top_k": "cutting the distribution makes the sampler another policy than the one that is trained",
-    "top_p": "cutting the distribution makes the sampler another policy than the one that is trained",
-    "min_p": "cutting the distribution makes the sampler another policy than the one that is trained",
-    "repetition_penalty": "it makes the sampler another policy than the one that is trained",
-}
+# TOML has lists, not tuples: that one conversion is allowed, their members are still checked.
+Share = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Share, Share], Field(strict=False)]
+Band = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Section(BaseModel):
     """Unknown keys are refused; values are checked and not silently converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Scratch(Section):
@@ -64,6 +37,16 @@ class Scratch(Section):
     max_positions: int = Field(64, gt=0)
     initializer_range: float = Field(0.05, gt=0)
     rope_theta: float = Field(100.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Scratch":
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over {self.heads} heads is no even number of dimensions each"
+            )
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"{self.key_value_heads} key_value_heads do not divide {self.heads} heads")
+        return self
 
 
 class Rollout(Section):
@@ -81,7 +64,7 @@ class Optimizer(Section):
     """AdamW, clipped gradients, and a learning-rate schedule counted in optimizer steps."""
 
     learning_rate: float = Field(1e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     warmup_updates: int = Field(0, ge=0)
@@ -96,7 +79,7 @@ class Training(Section):
     mini_batches: int = Field(1, gt=0)
     batch_size: int = Field(128, gt=0)
     micro_batch_tokens: int = Field(16_384, gt=0)
-    stop_between: tuple[float, float] | None = None
+    stop_between: Band | None = None
 
 
 class Evaluation(Section):
@@ -121,7 +104,7 @@ class Recipe(Section):
     method: str
     task: str
     model: str
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     threads: int | None = Field(None, gt=0)
     kl_coefficient: float | None = Field(None, ge=0)
     clip_low: float | None = Field(None, ge=0, le=1)
@@ -133,27 +116,68 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str) -> str:
+        known = ["sft", *CATALOGUE]
+        if method not in known:
+            raise ValueError(
+                f'method "{method}" is not known; there is {", ".join(known)}{nearest(method, known)}'
+            )
+        return method
+
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        known = ["sft", *CATALOGUE]
-        if self.method not in known:
-            raise ValueError(
-                f'method "{self.method}" is not known; there is {", ".join(known)}'
-                + nearest(self.method, known)
-            )
         if (self.model == "scratch") != (self.scratch is not None):
             raise ValueError('a [scratch] section and model = "scratch" belong together')
         if self.method == "sft":
-            return self
-        groups = self.method in ("rloo", "grpo", "ppo-loo")
-        if groups and self.rollout.samples_per_prompt < 2:
+            self._check_supervised()
+        else:
+            self._check_sampled()
+            self.build_method()
+        return self
+
+    def _check_supervised(self) -> None:
+        for key in ("kl_coefficient", "clip_low", "clip_high"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"method sft has no {key}: it imitates answers, and samples nothing to train on"
+                )
+        if self.training.epochs * self.training.mini_batches > 1:
+            raise ValueError(
+                "training.epochs and training.mini_batches split a batch of samples; with method sft a step is one "
+                "update on training.batch_size examples: set training.steps"
+            )
+        band = self.training.stop_between
+        if band is None:
+            return
+        if not band[0] <= band[1]:
+            raise ValueError(
+                f"training.stop_between = [{band[0]}, {band[1]}] is empty: the lower end comes first"
+            )
+        if not (self.evaluation.every and self.evaluation.validation_problems):
+            raise ValueError(
+                "training.stop_between needs validations: set evaluation.every and evaluation.validation_problems"
+            )
+
+    def _check_sampled(self) -> None:
+        completions = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+        if self.method in ("rloo", "grpo", "ppo-loo") and self.rollout.samples_per_prompt < 2:
             raise ValueError(
                 f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
             )
-        if self.rollout.prompts_per_step * self.rollout.samples_per_prompt < self.training.mini_batches:
-            raise ValueError("training.mini_batches is larger than the number of completions a step")
-        self.build_method()
-        return self
+        if completions < self.training.mini_batches:
+            raise ValueError(
+                f"training.mini_batches = {self.training.mini_batches} is larger than the {completions} completions "
+                "of a step"
+            )
+        if self.training.stop_between is not None:
+            raise ValueError("training.stop_between is for method sft")
+        if self.training.batch_size != Training.model_fields["batch_size"].default:
+            raise ValueError(
+                f"training.batch_size is for method sft; a step of {self.method} takes rollout.prompts_per_step × "
+                f"rollout.samples_per_prompt = {completions} completions"
+            )
 
     def build_method(self) -> Method:
         """The method with this recipe's settings; a setting that the method does not have is refused."""
@@ -182,15 +206,6 @@ class Recipe(Section):
         return self.training.steps * per_step
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """' — did you mean "…"?' where something is close, else nothing."""
-    alias = ELSEWHERE.get(word)
-    if alias in known:
-        return f'\n       did you mean "{alias}"? (the same thing under another library\'s name)'
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f'\n       did you mean "{close[0]}"?' if close else ""
-
-
 def shipped() -> list[str]:
     """Names of the recipes in the package."""
     folder = resources.files("rung.recipes")
@@ -205,7 +220,10 @@ def find_recipe(recipe: str) -> tuple[str, str]:
     """
     path = Path(recipe)
     if path.is_file():
-        return path.read_text(encoding="utf-8"), str(path)
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"recipe {recipe} cannot be read: {error}") from error
     if recipe.removesuffix(".toml") in shipped():
         name = recipe.removesuffix(".toml") + ".toml"
         return resources.files("rung.recipes").joinpath(name).read_text(encoding="utf-8"), name
@@ -217,9 +235,10 @@ def find_recipe(recipe: str) -> tuple[str, str]:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -228,10 +247,10 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
     >>> apply_overrides({"training": {"steps": 3}}, ["training.steps=5", "method=grpo"])
     {'training': {'steps': 5}, 'method': 'grpo'}
     """
-    merged = json.loads(json.dumps(data))
+    merged = copy.deepcopy(data)
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not separator or not key:
+        if not separator or "" in key.split("."):
             raise UsageError(
                 f'"{override}" is not of the form key=value, such as training.steps=20 or method=grpo'
             )
@@ -243,55 +262,6 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
                 raise UsageError(f'"{override}": {parent} is a value, not a section')
         target[last] = _value(text)
     return merged
-
-
-def _line_of(text: str, location: tuple[str, ...]) -> int | None:
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[([^\]]+)\]", line)
-        if header:
-            section = header[1].strip()
-        key = re.match(r"\s*([A-Za-z0-9_-]+)\s*=", line)
-        if key and key[1] == location[-1] and section == ".".join(location[:-1]):
-            return number
-    return None
-
-
-def _fields(location: tuple[str, ...]) -> list[str]:
-    model: Any = Recipe
-    for part in location:
-        annotation = model.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if model is None:
-            return []
-    return list(model.model_fields)
-
-
-def _explain(error: ValidationError, text: str, source: str) -> str:
-    lines = []
-    for detail in error.errors():
-        location = tuple(str(part) for part in detail["loc"])
-        number = _line_of(text, location) if location else None
-        place = f"recipe {source}" + (f", line {number}" if number else "")
-        key, section = (location[-1], location[:-1]) if location else ("", ())
-        inside = f" in [{'.'.join(section)}]" if section else ""
-        if detail["type"] == "extra_forbidden":
-            reason = (
-                f"\n       rung refuses it: {REFUSED[key]}"
-                if key in REFUSED
-                else nearest(key, _fields(section))
-            )
-            lines.append(f'{place}: unknown key "{key}"{inside}{reason}')
-        elif detail["type"] == "missing":
-            lines.append(f'{place}: "{key}"{inside} is missing')
-        elif not location:
-            lines.append(f"{place}: {detail['msg'].removeprefix('Value error, ')}")
-        else:
-            lines.append(
-                f'{place}: "{key}"{inside} = {detail["input"]!r}: {detail["msg"][0].lower()}{detail["msg"][1:]}'
-            )
-    return "\n".join(lines)
 
 
 def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
@@ -312,7 +282,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
     try:
         return Recipe.model_validate(apply_overrides(data, overrides or []))
     except ValidationError as error:
-        raise UsageError(_explain(error, text, source)) from error
+        raise UsageError(explain(error, Recipe, text, source, overrides or [])) from error
 
 
 def dump(recipe: Recipe) -> str:
@@ -329,4 +299,6 @@ def dump(recipe: Recipe) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # which JSON takes as it is, and TOML not

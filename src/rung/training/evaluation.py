@@ -28,7 +28,7 @@ def interval(rewards: Sequence[float]) -> tuple[float, float, float]:
     if all(r in (0.0, 1.0) for r in rewards):
         centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
         half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
-        return mean, centre - half, centre + half
+        return mean, max(0.0, centre - half), min(1.0, centre + half)  # rounding could leave a −0.0 %
     variance = sum((r - mean) ** 2 for r in rewards) / max(n - 1, 1)
     half = Z95 * math.sqrt(variance / n)
     return mean, mean - half, mean + half
