@@ -12,9 +12,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rung.errors import ModelError
 from rung.models.layout import Layout
 
 NAME = "rung_group"
+_IGNORED_BY_SDPA = ("softcap", "s_aux")  # score capping and attention sinks: dropping them would be silent
+_NOT_IN_GROUPS = ("sliding_window", "position_bias")
 
 
 def group_attention(
@@ -32,7 +35,9 @@ def group_attention(
 
     Args:
         module: the attention layer; its `num_key_value_groups` says how many query heads share a key head.
-        query: [1, H, N, D]; key, value: [1, H_kv, N, D], positions already rotated in.
+        query: [1, H, N, D], positions already rotated in.
+        key: [1, H_kv, N, D], positions already rotated in.
+        value: [1, H_kv, N, D].
         attention_mask: used only without a layout.
         scaling: of the scores.
         dropout: used only without a layout; training in rung has none (sampler and trainer must agree).
@@ -41,7 +46,16 @@ def group_attention(
 
     Returns:
         [1, N, H, D], and None for the attention weights.
+
+    Raises:
+        ModelError: the layer asks for something that this attention does not compute.
     """
+    for name in _IGNORED_BY_SDPA if group_layout is None else _IGNORED_BY_SDPA + _NOT_IN_GROUPS:
+        if kwargs.get(name) is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks its attention for `{name}`, which {NAME} does not compute: "
+                "load this model with another attention implementation"
+            )
     if group_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs

@@ -29,10 +29,12 @@ class Head:
 
 def head_of(config: PreTrainedConfig) -> Head:
     """The logit transformations that decoder families are known to use (Cohere, Granite, Gemma)."""
+    config = config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
         getattr(config, "logits_scaling", None) or 1.0
     )
-    return Head(scale=scale, softcap=getattr(config, "final_logit_softcapping", None))
+    softcap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+    return Head(scale=scale, softcap=softcap)
 
 
 def _chunk(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rung.errors import InvalidInput
+
 
 @dataclass(frozen=True)
 class Row:
@@ -19,6 +21,13 @@ class Row:
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty prompt: nothing would predict the first token."""
+        if not self.prompt_ids:
+            raise InvalidInput(
+                "a row needs a prompt of at least one token (a begin token, where a model has one)"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,14 +125,16 @@ def pack(rows: Sequence[Row]) -> Layout:
 
 
 def padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The plain layout: input ids [B, L] padded on the right, attention mask [B, L], predictors [n] in B·L."""
+    """The plain layout: input ids [B, L] padded on the right, attention mask [B, L], predictors [n] in B·L.
+
+    What fills the padding is a token of the row itself, so that it is as finite as the row.
+    """
     lines = [row.prompt_ids + row.token_ids[:-1] for row in rows]
     length = max(len(line) for line in lines)
-    input_ids = torch.zeros(len(rows), length, dtype=torch.int64)
+    input_ids = torch.tensor([line + line[-1:] * (length - len(line)) for line in lines])
     mask = torch.zeros(len(rows), length, dtype=torch.int64)
     predictors = []
     for i, (row, line) in enumerate(zip(rows, lines, strict=True)):
-        input_ids[i, : len(line)] = torch.tensor(line)
         mask[i, : len(line)] = 1
         first = i * length + len(row.prompt_ids) - 1
         predictors.extend(range(first, first + len(row.token_ids)))

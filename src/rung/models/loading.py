@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rung.errors import ModelError, UsageError
+from rung.errors import InvalidInput, ModelError, UsageError
 from rung.models.attention import NAME, register
 
 END_TOKEN = "<end>"
@@ -38,11 +39,23 @@ class LanguageModel:
         """The prompt's ids: plain text as the tokenizer does it, messages through the chat template.
 
         A chat prompt ends with the generation prompt, and the template writes its own begin token: none is added.
+
+        Raises:
+            InvalidInput: the text has characters that the tokenizer has no token for.
+            ModelError: messages, and the tokenizer has no chat template.
         """
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer(prompt)["input_ids"])
-        text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = prompt if isinstance(prompt, str) else self._chat(prompt)
+        try:
+            return tuple(self.tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
+        except Exception as error:  # tokenizers raises nothing more precise
+            raise InvalidInput(f"the tokenizer cannot encode {text[:80]!r}: {error}") from error
+
+    def _chat(self, messages: Sequence[dict[str, str]]) -> str:
+        if self.tokenizer.chat_template is None:
+            raise ModelError(
+                "the tokenizer has no chat template: give prompts as plain text, not as messages"
+            )
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without the end token. For people and for rewards only."""
@@ -117,16 +130,27 @@ def load(name: str, *, dtype: torch.dtype = torch.float32) -> LanguageModel:
 
     Raises:
         UsageError: nothing of that name.
-        ModelError: it is there but cannot be read.
+        ModelError: it is there but cannot be read, or lacks some of its weights.
     """
     register()
     quiet_transformers()
     check_name(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=NAME)
+        model, info = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f'model "{name}" could not be loaded: {str(error).splitlines()[0]}') from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f'model "{name}" could not be loaded: {reason}') from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelError(
+            f'model "{name}" lacks {len(missing)} of its weights ({", ".join(missing[:3])}, …): '
+            "transformers would fill them with random numbers"
+        )
+    # Ours stands in for SDPA alone: models for which transformers chooses otherwise (score capping, attention sinks,
+    # ALiBi, recurrent layers) keep what it chose, and run padded.
+    if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
+        model.set_attn_implementation(NAME)
     model.eval()
     return LanguageModel(model, tokenizer, _end_ids(model, tokenizer))
 
@@ -139,9 +163,9 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token a character, and an end token that also pads."""
+    """A tokenizer with one token a character, and an end token that also pads. Other characters are an error."""
     vocabulary = {character: i for i, character in enumerate(characters)} | {END_TOKEN: len(characters)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_TOKEN))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)

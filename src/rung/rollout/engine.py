@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from rung.batch import Completion
+from rung.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class Request:
     keys: tuple[int, ...]
     group: int
     max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler can do."""
+        if not self.prompt_ids or not self.keys or self.max_new_tokens < 1:
+            raise InvalidInput(
+                "a request needs a prompt of at least one token, at least one sampling key and room for at least one "
+                f"new token; got {len(self.prompt_ids)}, {len(self.keys)} and {self.max_new_tokens}"
+            )
 
 
 class Engine(Protocol):

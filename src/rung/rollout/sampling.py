@@ -8,6 +8,8 @@ differ by rounding give the same token unless the number falls within that round
 import numpy as np
 import torch
 
+from rung.errors import ModelError
+
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 STREAMS = {"train": 1, "eval": 2, "library": 3}
@@ -57,10 +59,18 @@ def draw(logits: torch.Tensor, uniform: np.ndarray, temperature: float) -> tuple
 
     Returns:
         tokens [R], and their log-probabilities [R] in nats under the distribution that was sampled.
+
+    Raises:
+        ModelError: logits that are no distribution (NaN, or +∞).
     """
     scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     logprobs = scaled.log_softmax(-1)
     cumulative = logprobs.double().exp().cumsum(-1)
     targets = torch.from_numpy(uniform).to(cumulative.device).unsqueeze(-1) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).clamp(max=logits.shape[-1] - 1)
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+    drawn = logprobs.gather(-1, tokens).squeeze(-1)
+    if not bool(drawn.isfinite().all()):
+        raise ModelError(
+            "the model's logits are not finite numbers: its weights are damaged, or training diverged"
+        )
+    return tokens.squeeze(-1), drawn
