@@ -30,7 +30,7 @@ PENALTIES = [
 # Every entry of the catalogue, and every aggregation with every policy loss and another credit and penalty each.
 METHODS = [make(kl_coefficient=0.3) for make in CATALOGUE.values()] + [
     Method(
-        f"{loss.__name__} × {name}",
+        f"{loss.__name__} with {name}",
         (reward_to_go, partial(group_standardized, correction=0), group_standardized)[i],
         loss,
         aggregation,

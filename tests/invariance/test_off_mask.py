@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rung.methods import CATALOGUE
+from rung.aggregation import sequence_mean
+from rung.credit import leave_one_out
+from rung.methods import CATALOGUE, KLPenalty, Method
 from tests.batches import INF, NAN, close, ragged
 from tests.invariance.helpers import METHODS, NAMES, sample, step
 
@@ -49,6 +51,27 @@ def test_policy_logprobs_off_the_mask(method, junk):
     close(dirty_loss, loss.detach())
     close(dirty_gradient, gradient)
     assert not dirty_gradient[off_mask(batch)].any()
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_a_slot_that_sums_over_tokens_sees_zeros_off_the_mask(junk):
+    """A ratio and a k2 of whole sequences, as somebody might write them without a thought of the mask."""
+
+    def sequence_ratio(policy_logprobs, old_logprobs, credit):
+        return -(policy_logprobs - old_logprobs).sum(1, keepdim=True).exp() * credit
+
+    def sequence_k2(policy_logprobs, reference_logprobs):
+        ratio = (policy_logprobs - reference_logprobs).sum(1, keepdim=True)
+        return (ratio.square() / 2).expand_as(policy_logprobs)
+
+    penalty = KLPenalty(sequence_k2, placement="loss", coefficient=0.3)
+    method = Method("whole sequences", leave_one_out, sequence_ratio, sequence_mean, penalty)
+    clean, batch = step(method, WHOLE), WHOLE.rollouts
+    for name in ("old_logprobs", "reference_logprobs"):
+        dirty = getattr(batch, name).masked_fill(off_mask(batch), junk)
+        found = step(method, replace(WHOLE, rollouts=replace(batch, **{name: dirty})))
+        close(found.loss, clean.loss)
+        close(found.gradient, clean.gradient)
 
 
 @pytest.mark.parametrize("junk", JUNK)
