@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rung.errors import UsageError
 from rung.report import write_report
 from rung.tracking.run import Run
@@ -64,11 +66,13 @@ def train(
         UsageError, ModelError, SamplerMismatch, TrainingDiverged: each message says what to do.
     """
     recipe = prepared(recipe, overrides)
+    # Written down, so that resuming takes as many threads and the page carries the run's own name.
+    recipe = recipe.model_copy(update={"threads": set_threads(recipe), "name": name or recipe.name})
     observer = observer or Silent()
-    run = Run.create(Path(root), name or recipe.name, dump(recipe), set_threads(recipe))
+    run = Run.create(Path(root), recipe.name, dump(recipe), torch.get_num_threads())
     try:
         session = open_session(recipe, run, observer)
-    except Exception:
+    except BaseException:
         run.discard()
         raise
     if started is not None:
@@ -91,9 +95,11 @@ def resume(
     step, folder = checkpoint.newest(opened.checkpoints)
     if opened.finished:
         raise UsageError(f"{opened.folder} is finished (step {step}); its model is {folder / 'model'}")
-    opened.rewind(step)
-    observer.note(f"resuming {opened.folder} after step {step}, from {folder.name}")
+    damaged = [path.name for at, path in checkpoint.all_checkpoints(opened.checkpoints) if at > step]
+    passed = f" ({', '.join(damaged)} passed over: damaged)" if damaged else ""
+    observer.note(f"resuming {opened.folder} after step {step}, from {folder.name}{passed}")
     session = open_session(recipe, opened, observer, resume_from=folder)
+    opened.rewind(step)  # only now: what could not be resumed stays as it was
     if started is not None:
         started(session)
     return _finish(session)

@@ -42,7 +42,8 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
     manifest = {
         str(file.relative_to(beside)): {"sha256": _hash(file), "bytes": file.stat().st_size} for file in files
     }
-    (beside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    # No newline at its end: cut by a single byte, it is no longer JSON.
+    (beside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [*files, beside / "manifest.json", *(p for p in beside.rglob("*") if p.is_dir()), beside]:
         _flush(path)
     os.replace(beside, folder)
@@ -53,11 +54,11 @@ def is_complete(folder: Path) -> bool:
     """Whether every file is there and is what the manifest says."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        return all(
+        return bool(manifest) and all(
             (folder / name).stat().st_size == entry["bytes"] and _hash(folder / name) == entry["sha256"]
             for name, entry in manifest.items()
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -105,6 +106,7 @@ def save(
             "step": step,
             "updates": learner.updates,
             "reference": reference,
+            "path": learner.policy.path,
             "torch_random": torch.get_rng_state().tolist(),
         }
         (folder / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
@@ -112,17 +114,25 @@ def save(
     folder = checkpoints / f"step-{step:06d}"
     shutil.rmtree(folder, ignore_errors=True)
     publish(folder, write)
-    for _, old in all_checkpoints(checkpoints)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    there = all_checkpoints(checkpoints)
+    kept = [path for at, path in there if at <= step][:keep]  # a later one was damaged, and is not counted
+    for _, path in there:
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
     for leftover in checkpoints.glob(".step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     return folder
 
 
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Put optimizer, counters and random state back. The weights were loaded from the folder's `model`."""
+    """Put optimizer, counters and random state back, and compute as before: the path was chosen by a measurement.
+
+    The weights were loaded from the folder's `model`.
+    """
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     learner.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
     learner.updates = state["updates"]
+    for policy in filter(None, (learner.policy, learner.reference)):
+        policy.path = state["path"]
     torch.set_rng_state(torch.tensor(state["torch_random"], dtype=torch.uint8))
     return state

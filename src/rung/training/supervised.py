@@ -47,12 +47,26 @@ def supervised_step(learner: Learner, rows: Sequence[Row]) -> dict[str, float]:
     return {"loss": total, "tokens": int(mask.sum()), "grad_norm": norm, "learning_rate": rate}
 
 
+def reached_before(session: Session) -> bool:
+    """Whether the step that is resumed from had reached the band: the run was killed after its last checkpoint."""
+    band = session.recipe.training.stop_between
+    validations = [
+        line
+        for line in session.run.read(session.run.metrics)
+        if line["kind"] == "eval" and line["split"] == "validation" and line["step"] == session.start
+    ]
+    rewards = [line["reward_mean"] for line in validations if line["reward_mean"] is not None]
+    return band is not None and any(reward >= band[0] for reward in rewards)
+
+
 def train_supervised(session: Session) -> None:
     """Fine-tune until the last step, or until validation reaches the band that the recipe asks for."""
     recipe = session.recipe
     problems = session.task.problems("train")
     examples = [example(session.task, session.language, problem) for problem in problems]
     size, band = recipe.training.batch_size, recipe.training.stop_between
+    if reached_before(session):
+        return
     for step in range(session.start + 1, recipe.training.steps + 1):
         clock = Clock()
         rows, _ = rows_at(range((step - 1) * size, step * size), len(examples), recipe.seed)
