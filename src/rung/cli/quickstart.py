@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 NEXT = (
-    ("the same with another method, one word changed", "rung train addition-rloo model={sft} method=grpo"),
-    ("what a run would do and need, without doing it", "rung train smollm2-rloo --dry-run"),
-    ("a real model: fetch it, then train it", "make smollm2 && rung train smollm2-rloo"),
+    ("the same with another method, one word changed", "{rung} train addition-rloo model={sft} method=grpo"),
+    ("what a run would do and need, without doing it", "{rung} train smollm2-rloo --dry-run"),
+    ("a real model: fetch it, then train it", "make smollm2 && {rung} train smollm2-rloo"),
 )
 
 
@@ -75,8 +76,11 @@ def show(first: Any, second: Any, seconds: float) -> None:
     print(
         f"runs    {first.folder}\n        {second.folder}\nreport  {second.folder / 'report.html'}\n\nworth trying next"
     )
+    program = (
+        sys.argv[0] if sys.argv[0].startswith(".") else "rung"
+    )  # as it was typed: make calls .venv/bin/rung
     for what, command in NEXT:
-        print(f"  {command.format(sft=first.folder)}\n      {what}")
+        print(f"  {command.format(sft=first.folder, rung=program)}\n      {what}")
 
 
 def mark(answer: str, right: str) -> str:
