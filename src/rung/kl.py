@@ -97,7 +97,9 @@ def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     Exactness:
         As a value on policy samples, unbiased for KL(π‖π_ref); its variance is not always below k1's. As a loss its
         expected gradient is that of the *other* direction, ∇KL(π_ref‖π), at each prefix that the policy visits.
-        Checked by tests/unbiased/test_kl_gradients.py::test_k3_in_the_loss_is_the_forward_kl_gradient.
+        Checked by tests/unbiased/test_kl_gradients.py::test_k3_in_the_loss_is_the_forward_kl_gradient,
+        ::test_case_N4_as_values_k1_and_k3_are_unbiased and
+        tests/kl/test_estimators.py::test_k3_does_not_always_vary_less_than_k1.
 
     >>> k3(torch.tensor([[-1.0]]), torch.tensor([[-1.2]]))
     tensor([[0.0187]])

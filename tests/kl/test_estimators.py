@@ -50,6 +50,18 @@ def test_k3_keeps_its_digits_near_equality():
     assert abs(k3(f64([1e-9]), f64([0.0])).item() - 5e-19) < 1e-24
 
 
+def test_k3_does_not_always_vary_less_than_k1():
+    """π = (.999, .001), π_ref = (½, ½): published moments, exact over both tokens."""
+    chances = f64([0.999, 0.001])
+    values = {k: k(chances.log(), f64([0.5, 0.5]).log()) for k in (k1, k2, k3)}
+    means = {k: (chances * value).sum() for k, value in values.items()}
+    variances = {k: (chances * (value - means[k]).square()).sum().item() for k, value in values.items()}
+    assert_digits(
+        [means[k1].item(), means[k3].item(), means[k2].item()], [0.6852399254, 0.6852399254, 0.2586046569], 10
+    )
+    assert_digits([variances[k1], variances[k3]], [0.0476555583, 242.4049645395], 10)
+
+
 @pytest.mark.parametrize("mean", [0.5, 1.0, 2.0])
 def test_k2_of_two_gaussians_is_biased_by_a_quarter_of_the_squared_distance(mean):
     """N(0,1) against N(m,1): KL = m²/2, E[k1] = E[k3] = KL, E[k2] = KL (1 + m²/4). Gauss–Hermite, exact for k1, k2."""

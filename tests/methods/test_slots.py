@@ -184,13 +184,16 @@ def test_weights_are_the_aggregation_of_the_mask_and_its_totals():
     close(PLAIN.weights(mask, Totals(3, 10)), mask.double() / 3)
 
 
-def test_the_loss_has_the_precision_of_the_model():
-    batch = grpo().prepare(two_rows())
-    policy = torch.full((2, 3), -1.0, requires_grad=True)
-    batch = TrainingBatch(
-        batch.mask, batch.credit.float(), batch.old_logprobs.float(), batch.reference_logprobs.float()
-    )
-    assert grpo().loss(policy, batch, grpo().weights(batch.mask)).dtype == torch.float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_of_another_precision_gets_its_gradient_in_that_precision(dtype):
+    """−1 and the credits 1 and −2 are exact in each: so is the result, ½ (3 − 2) as above."""
+    policy = torch.full((2, 3), -1.0, dtype=dtype, requires_grad=True)
+    batch = PLAIN.prepare(two_rows())
+    loss = PLAIN.loss(policy, batch, PLAIN.weights(batch.mask))
+    assert loss.item() == 0.5
+    loss.backward()
+    assert policy.grad.dtype == dtype
+    close(policy.grad.double(), [[-0.5] * 3, [1.0, 0.0, 0.0]])
 
 
 def test_rows_of_a_batch():
