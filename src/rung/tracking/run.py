@@ -1,8 +1,10 @@
 """A run on disk: what it was asked to do, what it measured, what was sampled."""
 
 import json
+import math
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -64,6 +66,21 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
+def _new_folder(root: Path, name: str) -> Path:
+    number = 1
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = root / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise UsageError(f"no run can be made in {root}: {error.strerror}") from error
+
+
 class Run:
     """One run folder. Writers append and flush; nothing is rewritten but by `rewind`."""
 
@@ -77,19 +94,19 @@ class Run:
 
     @classmethod
     def create(cls, root: Path, name: str, config: str, threads: int) -> "Run":
-        """Make a new folder; an existing one is never written over, the name gets a number instead."""
-        number = 1
-        while True:
-            folder = root / (name if number == 1 else f"{name}-{number}")
-            try:
-                folder.mkdir(parents=True)
-                break
-            except FileExistsError:
-                number += 1
-        run = cls(folder)
+        """Make a new folder; an existing one is never written over, the name gets a number instead.
+
+        Raises:
+            UsageError: the name is no folder's name, or nothing can be made there.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise UsageError(
+                f'"{name}" is no name for a run: letters, digits, ".", "_" and "-", a letter or digit first'
+            )
+        run = cls(_new_folder(root, name))
         run.config.write_text(config, encoding="utf-8")
         record = json.dumps(environment(threads), indent=2) + "\n"
-        (folder / "environment.json").write_text(record, encoding="utf-8")
+        (run.folder / "environment.json").write_text(record, encoding="utf-8")
         run.checkpoints.mkdir()
         return run
 
@@ -105,9 +122,13 @@ class Run:
         return cls(folder)
 
     def write(self, file: Path, record: dict[str, Any]) -> None:
-        """Append one JSON line. The names of the files are `metrics` and `timing`."""
+        """Append one JSON line. The names of the files are `metrics` and `timing`. JSON has no NaN: it becomes null."""
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
         with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record, ensure_ascii=True) + "\n")
+            out.write(json.dumps(finite, ensure_ascii=True, allow_nan=False) + "\n")
 
     def read(self, file: Path) -> list[dict[str, Any]]:
         """The lines of a file; a last line that a kill cut short is left out."""
@@ -161,9 +182,9 @@ class Run:
             )  # fmt: skip
         with self.database as connection:
             connection.executemany(
-                "INSERT INTO rollouts (step, split, row, group_id, sample, sampling_key, prompt, completion, prompt_ids,"
-                " token_ids, sampled_mask, behaviour_logprobs, policy_version, end_reason, outcome, reward, message,"
-                f" reference) VALUES ({', '.join('?' * 18)})",
+                "INSERT INTO rollouts (step, split, row, group_id, sample, sampling_key, prompt, completion,"
+                " prompt_ids, token_ids, sampled_mask, behaviour_logprobs, policy_version, end_reason, outcome, reward,"
+                f" message, reference) VALUES ({', '.join('?' * 18)})",
                 records,
             )
 
