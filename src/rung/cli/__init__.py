@@ -1,5 +1,6 @@
 """The command line: one file a command. Nothing here loads torch until a command needs it."""
 
+import io
 import sys
 
 import typer
@@ -24,6 +25,9 @@ app.command("import")(importing.import_checkpoint)
 
 def main() -> None:
     """Run a command. A user's mistake gets a message and no traceback: exit code 2 for usage, 1 for the rest."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no "→" shows "?", and nothing stops
     try:
         app()
     except RungError as error:

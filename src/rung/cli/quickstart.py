@@ -33,13 +33,15 @@ def quickstart(
     from rung import api
 
     common = [f"seed={seed}"] + ([f"threads={threads}"] if threads else [])
-    with Terminal("1 supervised") as terminal:
-        first = api.train("addition-sft", common, name="quickstart-sft", root=runs, observer=terminal)
-    model = [f"model={json.dumps(str(first.folder))}"]
-    with Terminal("2 rloo      ") as terminal:
-        second = api.train(
-            "addition-rloo", common + model, name="quickstart-rloo", root=runs, observer=terminal
-        )
+    try:
+        with Terminal("1 supervised") as terminal:
+            first = api.train("addition-sft", common, name="quickstart-sft", root=runs, observer=terminal)
+        words = [*common, f"model={json.dumps(str(first.folder))}"]
+        with Terminal("2 rloo      ") as terminal:
+            second = api.train("addition-rloo", words, name="quickstart-rloo", root=runs, observer=terminal)
+    except KeyboardInterrupt:
+        print("\ninterrupted. Begin anew with: rung quickstart", file=sys.stderr)
+        raise typer.Exit(130) from None
     show(first, second, time.monotonic() - begin)
 
 

@@ -12,6 +12,8 @@ PLAIN_EVERY = 10.0  # seconds between lines when nobody watches live
 
 def percent(line: dict[str, Any]) -> str:
     """A held-out reward with its interval."""
+    if not line["n"]:
+        return "unknown, as no completion could be judged"
     return f"{line['reward_mean']:.1%} [{line['reward_low']:.1%}, {line['reward_high']:.1%}]"
 
 
@@ -33,7 +35,7 @@ class Terminal:
         if self.live:
             self.progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
+                BarColumn(bar_width=14),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(compact=True),
@@ -45,8 +47,10 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put the bar away."""
+        """Put the bar away. A run that ended before its last step, as it should, is complete."""
         if self.progress is not None:
+            if self.task is not None and error is None:
+                self.progress.update(self.task, total=self.progress.tasks[0].completed)
             self.progress.stop()
 
     def note(self, text: str) -> None:
@@ -82,5 +86,5 @@ def describe(metrics: dict[str, Any]) -> str:
         return f"loss {metrics['loss']:.3f}"
     words = f"reward {metrics['reward_mean']:.3f}"
     if "kl_policy_reference_k1" in metrics:
-        words += f"  KL {metrics['kl_policy_reference_k1']:.3f}"
-    return words + f"  length {metrics['length_mean']:.1f}"
+        words += f"  KL {metrics['kl_policy_reference_k1']:.2f}"
+    return words

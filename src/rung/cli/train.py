@@ -54,10 +54,7 @@ def follow(label: str, start: Any) -> Any:
         with Terminal(label) as terminal:
             result = start(observer=terminal, started=lambda session: folder.append(session.run.folder))
     except KeyboardInterrupt:
-        print(
-            f"\ninterrupted. Go on with: rung resume {folder[0]}" if folder else "\ninterrupted",
-            file=sys.stderr,
-        )
+        print(f"\n{interrupted(folder[0] if folder else None)}", file=sys.stderr)
         raise typer.Exit(130) from None
     tests = result.evaluations("test")
     if len(tests) > 1:
@@ -66,6 +63,20 @@ def follow(label: str, start: Any) -> Any:
             print(f"KL(policy‖reference)  {tests[-1]['kl_policy_reference']:.3f} nats per completion")
     print(f"run     {result.folder}\nmodel   {result.model}\nreport  {result.folder / 'report.html'}")
     return result
+
+
+def interrupted(folder: Path | None) -> str:
+    """How to go on with a run that was stopped by hand."""
+    from rung.training.checkpoint import all_checkpoints
+
+    if folder is None:
+        return "interrupted before the run began"
+    if not all_checkpoints(folder / "checkpoints"):
+        return (
+            f"interrupted before the first checkpoint of {folder}, so it cannot be resumed; "
+            "with checkpoint.every=10, say, it could be"
+        )
+    return f"interrupted. Go on with: rung resume {folder}"
 
 
 def show_plan(recipe: Any) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from rung.errors import ModelError
 from rung.models.head import CHUNK_ELEMENTS
 from rung.models.loading import LanguageModel, tokenizer_only
 from rung.tasks import Task, load_task
@@ -42,10 +43,14 @@ def _skeleton(recipe: Recipe, task: Task) -> tuple[PreTrainedConfig, int, object
     if recipe.scratch is not None:
         language = load_language(recipe, task)
         return language.model.config, language.model.num_parameters(), language
-    tokenizer = tokenizer_only(recipe.model)
-    config = AutoConfig.from_pretrained(recipe.model)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        tokenizer = tokenizer_only(recipe.model)
+        config = AutoConfig.from_pretrained(recipe.model)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f'model "{recipe.model}" could not be loaded: {reason}') from error
     return config, model.num_parameters(), LanguageModel(model, tokenizer, frozenset({0}))
 
 
