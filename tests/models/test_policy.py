@@ -49,8 +49,7 @@ def values_and_gradients(
 def test_packed_is_padded_is_row_by_row(arrangement: str, heads: dict[str, Any], temperature: float) -> None:
     rows = ARRANGEMENTS[arrangement]
     model = exact_llama(**heads)
-    policy = Policy(model, temperature=temperature)
-    assert policy.path == "grouped"
+    policy = Policy(model, temperature=temperature, path="grouped")
     alone = plain(model)
     table = naive_table(alone, rows, temperature)
     expected = gradients(alone, weighted(table))

@@ -22,6 +22,8 @@ def test_the_probe_chooses_groups_for_llama_and_padding_for_a_foreign_attention(
     assert Policy(model).path == "grouped"
     model.set_attn_implementation("sdpa")
     assert Policy(model).path == "padded"
+    with pytest.raises(ModelError, match="needs the attention rung_group"):
+        Policy(model, path="grouped")(ROWS)
 
 
 def test_an_unmodified_llama_in_float64_is_grouped_although_its_norms_round_to_float32() -> None:

@@ -76,6 +76,10 @@ class Policy(nn.Module):
     def _grouped(
         self, rows: Sequence[Row]
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
+        if self.model.config.get_text_config()._attn_implementation != NAME:
+            raise ModelError(
+                f'the path "grouped" needs the attention {NAME}: load the model with rung.models.loading'
+            )
         lay = pack(rows)
         # A 4D mask is passed on as it is, so that transformers builds no N × N mask for the packed line.
         unused = torch.ones(1, 1, 1, 1, dtype=torch.bool)
