@@ -124,7 +124,7 @@ def gpt2() -> PreTrainedModel:
 def test_c6_left_padding_moves_no_position(pads: int) -> None:
     """A three-token prompt beside one that is longer by 0, 1, 2 or 5 tokens: positions count real tokens alone."""
     model = gpt2()
-    policy = Policy(model)
+    policy = Policy(model, path="grouped")
     seen: list[torch.Tensor] = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["position_ids"].clone()), with_kwargs=True

@@ -63,6 +63,15 @@ def test_packed_is_padded_is_row_by_row(arrangement: str, heads: dict[str, Any],
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_scores_are_scaled_as_the_model_says(path: Path) -> None:
+    model = exact_llama()
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 1.7
+    logprobs = Policy(model, path=path)(ROWS).logprobs.detach()
+    torch.testing.assert_close(logprobs, naive_table(plain(model), ROWS).detach(), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_entropy_is_that_of_the_whole_distribution(path: Path) -> None:
     model = exact_llama()
     policy = Policy(model, temperature=0.7, path=path)
