@@ -4,7 +4,7 @@ Tokens are a function of keys and logits, and logits are sums whose rounding dep
 completion is sampled twice from the same keys: in one large batch, and in batches of `--rows` rows. Tokens are compared
 up to and including the first that differs in a row (after it the texts differ, so nothing is to be compared).
 
-    python benchmarks/batch_shape.py runs/quickstart-sft/checkpoints/step-000300/model --prompts 64 --samples 8
+    python benchmarks/batch_shape.py runs/quickstart-sft/checkpoints/step-000600/model --prompts 64 --samples 8
     python benchmarks/batch_shape.py models/smollm2-135m-instruct --chat --prompts 8 --samples 4 --tokens 64
     python benchmarks/batch_shape.py --scratch --prompts 64 --samples 8 --tokens 48
 """
