@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from rung.batch import Outcome, build_rollouts
+from rung.errors import SamplerMismatch
 from rung.models.layout import Row
 from rung.models.policy import Policy
 from rung.rollout.collect import collect, requests_for
 from rung.rollout.local import LocalEngine
+from rung.training.learner import SamplerComparison, logprobs_of
 from tests.decoders import smollm2
 
 PROMPTS = [
@@ -40,3 +43,23 @@ def test_smollm2_sampler_and_trainer_agree_within_rounding(temperature: float) -
     assert len({c.token_ids for c in done}) == 16
     assert float(gaps.max()) < 2e-4
     assert float(gaps.mean()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", ["a temperature of 1.01", "a shift by one position"])
+def test_smollm2_a_planted_difference_exceeds_the_bound_tenfold(planted: str) -> None:
+    """What the recipe tolerates, 2e-4 nats, is far from both noise and mistake."""
+    language = smollm2()
+    prompts = [language.encode([{"role": "user", "content": prompt}]) for prompt in PROMPTS[:2]]
+    requests = requests_for(prompts, range(2), [0] * 2, samples=2, max_new_tokens=24, seed=0, stream="eval")
+    hot = 1.01 if planted == "a temperature of 1.01" else 1.0
+    done = collect(LocalEngine(language.model, language.end_ids, temperature=hot), requests)
+    rollouts = build_rollouts(done, [Outcome("reward", 0.0)] * len(done))
+    own = logprobs_of(Policy(language.model), [Row(c.prompt_ids, c.token_ids) for c in done], 4096)
+    sampler = rollouts.behaviour_logprobs
+    if planted == "a shift by one position":
+        sampler = sampler.roll(1, dims=1)
+    compared = SamplerComparison.of(own, sampler, rollouts.mask)
+    assert compared.largest > 10 * 2e-4
+    with pytest.raises(SamplerMismatch, match="another temperature"):
+        compared.check(2e-4)
