@@ -5,6 +5,9 @@ import contextlib
 import functools
 import io
 import json
+import multiprocessing
+import multiprocessing.process
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -156,6 +159,23 @@ def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def _forked(words: Sequence[str], cwd: Path, out: Path) -> None:
+    os.chdir(cwd)
+    with out.open("a", encoding="utf-8", buffering=1) as stream:
+        sys.stdout = sys.stderr = stream
+        sys.argv = ["rung", *words]
+        main()
+
+
+def fork(*words: object, cwd: Path, out: Path) -> multiprocessing.process.BaseProcess:
+    """The same from a server that has torch loaded: where many are started, and killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rung.api"])
+    process = context.Process(target=_forked, args=([*map(str, words)], cwd, out))
+    process.start()
+    return process
 
 
 def metrics(run: Path, kind: str = "train") -> list[dict[str, Any]]:

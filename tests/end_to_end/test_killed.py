@@ -13,9 +13,9 @@ import pytest
 
 from rung import api
 from rung.training.checkpoint import all_checkpoints, newest
-from tests.tiny import assert_same_run, metrics, rl_recipe, rung, sft_recipe, start
+from tests.tiny import assert_same_run, fork, metrics, rl_recipe, rung, sft_recipe, start
 
-# Steps long enough that a process that looks every millisecond sees the fourth before the tenth.
+# Steps long enough that a process that looks often sees the fourth before the tenth.
 WORK = ["rollout.prompts_per_step=32", "rollout.samples_per_prompt=8", "optimizer.learning_rate=5e-3"]
 REUSE = ["method=ppo-loo", "training.epochs=2", "training.mini_batches=2", "rollout.prompts_per_step=24"]
 RUNS = {
@@ -30,10 +30,10 @@ RUNS = {
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Look every millisecond; a process that ends meanwhile is a failure."""
+    """Look often; a process that ends meanwhile is a failure."""
     while not condition():
         assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
+        time.sleep(0.003)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -116,36 +116,36 @@ def test_interrupted_while_it_loads_it_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rloo", "ppo-loo"])
-def test_twenty_kills_at_random_moments(name: str, tmp_path: Path) -> None:
-    """Case H5: a checkpoint every step, SIGKILL after a random time since the last one appeared, resumed each time.
+def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
+    """Case H5: a checkpoint every step, SIGKILL up to 0.15 s after a new one appeared, and resumed, twenty times.
 
     Whatever stands under a checkpoint's name is complete, the newest is never lost, and the end is the straight run's.
     """
-    make, words = RUNS[name]
-    words = [*words, "checkpoint.every=1", "training.steps=150", "rollout.prompts_per_step=8"]
+    make, words = RUNS["ppo-loo"]
+    words = [*words, "training.steps=120", "rollout.prompts_per_step=8"]
     recipe, chance = make(tmp_path), random.Random(20)
-    run = tmp_path / "runs" / "killed"
+    run, out = tmp_path / "runs" / "killed", tmp_path / "out.txt"
 
     def last() -> int:
         return max((step for step, _ in all_checkpoints(run / "checkpoints")), default=0)
 
-    def is_past(step: int) -> Callable[[], bool]:
-        return lambda: last() > step
-
-    process = start("train", recipe, *words, "--name", "killed", cwd=tmp_path)
+    process = fork("train", recipe, *words, "--name", "killed", cwd=tmp_path, out=out)
     for _ in range(20):
         before = last()
-        wait_for(is_past(before), process)
+        while last() == before:
+            assert process.is_alive(), out.read_text("utf-8")
+            time.sleep(0.003)
         time.sleep(chance.uniform(0.0, 0.15))
-        kill(process)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         step, folder = newest(run / "checkpoints")
         assert folder == all_checkpoints(run / "checkpoints")[0][1]
         assert step > before
-        process = start("resume", run, cwd=tmp_path)
-    out, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
-    assert f"after step {step}, from {folder.name}\n" in out
+        process = fork("resume", run, cwd=tmp_path, out=out)
+    process.join()
+    assert process.exitcode == 0, out.read_text("utf-8")
+    assert f"after step {step}, from {folder.name}\n" in out.read_text("utf-8")
     straight = api.train(recipe, words, name="straight", root=tmp_path / "runs").folder
     assert_same_run(run, straight)
     assert not [name for name in os.listdir(run / "checkpoints") if name.endswith(".tmp")]

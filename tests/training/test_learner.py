@@ -64,16 +64,15 @@ def test_old_log_probabilities_stay_frozen_over_epochs() -> None:
 
 
 def test_the_lower_bound_clips_too_and_the_wrong_sides_do_not() -> None:
-    """Ratios 0.5 and 1.5, credit +1 and −1: clipped are (1.5, +) and (0.5, −); the others have gradients −Aρ/B."""
+    """Ratio 0.5 with credit +, −, − and 1.5 with +, −: clipped are three of five, the others have gradients −Aρ/B."""
     half, more = math.log(0.5), math.log(1.5)
-    policy = Table([[half], [half], [more], [more]])
-    rollouts = table_rollouts([0.0] * 4, [1.0, -1.0, 1.0, -1.0])
-    trained = learner(policy, recipe("ppo-loo", rate=1e-30))
-    metrics = trained.step(rollouts, PPO, 1)
-    assert metrics["clip_fraction"] == 0.5
-    # Losses −0.5, +0.8, −1.2, +1.5: mean 0.15. Gradients −0.5/4, 0, 0, 1.5/4.
-    assert metrics["loss"] == pytest.approx(0.15, abs=1e-12)
-    assert metrics["grad_norm"] == pytest.approx(math.hypot(0.125, 0.375), abs=1e-12)
+    policy = Table([[half], [half], [half], [more], [more]])
+    rollouts = table_rollouts([0.0] * 5, [1.0, -1.0, -1.0, 1.0, -1.0])
+    metrics = learner(policy, recipe("ppo-loo", rate=1e-30)).step(rollouts, PPO, 1)
+    assert metrics["clip_fraction"] == 0.6
+    # Losses −0.5, +0.8, +0.8, −1.2, +1.5; gradients −0.5/5, 0, 0, 0, 1.5/5.
+    assert metrics["loss"] == pytest.approx(0.28, abs=1e-12)
+    assert metrics["grad_norm"] == pytest.approx(math.hypot(0.1, 0.3), abs=1e-12)
 
 
 def test_the_schedule_is_counted_in_optimizer_steps() -> None:

@@ -206,6 +206,8 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
         CheckpointError: the reference is no longer the model that the run started from.
     """
     set_threads(recipe)
+    if resume_from is None:
+        torch.manual_seed(recipe.seed)  # rung draws from its own keys alone, but a user's reward may draw from torch
     task = load_task(recipe.task)
     temperature = recipe.rollout.temperature
     wants_reference = recipe.method != "sft" and "reference" in recipe.build_method().needs
