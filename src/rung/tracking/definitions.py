@@ -46,7 +46,7 @@ class Metric:
 # fmt: off
 _POSITION = [
     Metric(
-        "step", "Step", "Optimizer iterations finished when the line was written", "iterations",
+        "step", "Step", "Training steps finished when the line was written", "steps",
         "1, 2, 3, …; 0 before training", "none: a count", "grows by one a line of its kind",
         "a repeated step: the run was resumed from an earlier checkpoint",
     ),
@@ -268,10 +268,15 @@ _TIMING = [
     _seconds(
         "record",
         "Record",
-        "Time to write metrics, completions and checkpoints",
+        "Time to write metrics and completions",
         "a share you notice: the disk is slow",
     ),
-    _seconds("total", "Total", "Time of the whole step", "more than its phases: something is not measured"),
+    _seconds(
+        "total",
+        "Total",
+        "Time of the whole step, without evaluations and checkpoints",
+        "more than its phases: something is not measured",
+    ),
     Metric(
         "tokens_per_second",
         "Speed",
