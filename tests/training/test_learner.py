@@ -151,6 +151,18 @@ def test_clip_fraction_of_a_step_is_over_all_its_mini_batches() -> None:
     assert metrics["clip_fraction"] == pytest.approx(0.2, abs=1e-15)
 
 
+@pytest.mark.parametrize("mini_batches", [1, 3])
+def test_the_sampler_is_compared_on_all_tokens_whatever_the_mini_batches(mini_batches: int) -> None:
+    """One of six tokens differs, by 0.25: max 0.25, mean 0.25/6; only the weights of before the step are compared."""
+    policy = Table([[-1.0]] * 6)
+    rollouts = table_rollouts([-1.0] * 5 + [-1.25], [1.0] * 6)
+    rollouts = replace(rollouts, old_logprobs=f64([[-1.0]] * 6))
+    trained = learner(policy, recipe("ppo-loo", rate=0.3, epochs=2, mini_batches=mini_batches))
+    metrics = trained.step(rollouts, PPO, 1)
+    assert metrics["sampler_logratio_max"] == 0.25
+    assert metrics["sampler_logratio_mean"] == pytest.approx(0.25 / 6, abs=1e-15)
+
+
 # --- annotation and the comparison with the sampler ----------------------------------------------------------------
 
 

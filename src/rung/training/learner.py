@@ -142,6 +142,8 @@ class Learner:
         batch = method.prepare(rollouts)
         rows = rows_of(rollouts)
         tally = _Tally(clip_bounds(method))
+        if rollouts.old_logprobs is not None:
+            tally.compare(rollouts.old_logprobs, rollouts.behaviour_logprobs, batch.mask)
         for index in self._updates(len(rows), step):
             loss = self._accumulate(rows, batch, method, index, rollouts.behaviour_logprobs, tally)
             rate = learning_rate(self.updates, self.recipe.updates, self.recipe.optimizer)
@@ -195,6 +197,12 @@ class _Tally:
         self.entropy = 0.0
         self.clipped = 0.0
         self.log_ratios: list[torch.Tensor] = []
+        self.compared = False
+
+    def compare(self, own: PerToken, behaviour: PerToken, mask: torch.Tensor) -> None:
+        """Take the sampler's comparison from log-probs of the whole batch, where the first update sees but a part."""
+        self.log_ratios = [(own - behaviour)[mask]]
+        self.compared = True
 
     def tokens(
         self, logprobs: PerToken, entropy: PerToken, behaviour: PerToken, batch: TrainingBatch
@@ -202,7 +210,7 @@ class _Tally:
         """One micro-batch."""
         self.counted += int(batch.mask.sum())
         self.entropy += float(select(entropy.double(), batch.mask).sum())
-        if not self.losses:  # before the first update the trainer is still the policy that sampled
+        if not self.compared:
             self.log_ratios.append((logprobs - behaviour)[batch.mask])
         if self.bounds is not None and batch.old_logprobs is not None:
             ratio = (logprobs - batch.old_logprobs).exp()
@@ -211,7 +219,8 @@ class _Tally:
             self.clipped += float(((up | down) & batch.mask).sum())
 
     def update(self, loss: float, norm: float, rate: float) -> None:
-        """One optimizer step."""
+        """One optimizer step. After it the trainer is no longer the policy that sampled."""
+        self.compared = True
         self.losses.append(loss)
         self.norms.append(norm)
         self.rate = rate
