@@ -48,6 +48,8 @@ def fresh(policy: Policy) -> Policy:
 class Table(nn.Module):
     """log π of each token is a parameter: row i of the table belongs to the completion that starts with token i."""
 
+    path = "grouped"
+
     def __init__(self, logprobs: Sequence[Sequence[float]]) -> None:
         super().__init__()
         self.table = nn.ParameterList([nn.Parameter(f64(row)) for row in logprobs])

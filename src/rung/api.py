@@ -40,6 +40,8 @@ def prepared(recipe: Recipe | str | Path, overrides: list[str] | None = None) ->
     """A recipe with its model made definite."""
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(str(recipe), overrides)
+    elif overrides:
+        raise UsageError("overrides are for a recipe's name or file; change a Recipe itself with model_copy")
     return recipe.model_copy(update={"model": resolve_model(recipe.model)})
 
 
@@ -71,13 +73,17 @@ def train(
     observer = observer or Silent()
     run = Run.create(Path(root), recipe.name, dump(recipe), torch.get_num_threads())
     try:
+        run.lock()
         session = open_session(recipe, run, observer)
     except BaseException:
         run.discard()
         raise
-    if started is not None:
-        started(session)
-    return _finish(session)
+    try:
+        if started is not None:
+            started(session)
+        return _finish(session)
+    finally:
+        run.close()
 
 
 def resume(
@@ -90,27 +96,34 @@ def resume(
         CheckpointError: no complete checkpoint.
     """
     opened = Run.open(Path(run))
-    recipe = load_recipe(str(opened.config))
-    observer = observer or Silent()
-    step, folder = checkpoint.newest(opened.checkpoints)
-    if opened.finished:
-        raise UsageError(f"{opened.folder} is finished (step {step}); its model is {folder / 'model'}")
-    damaged = [path.name for at, path in checkpoint.all_checkpoints(opened.checkpoints) if at > step]
+    opened.lock()
+    try:
+        session = _reopen(opened, observer or Silent())
+        if started is not None:
+            started(session)
+        return _finish(session)
+    finally:
+        opened.close()
+
+
+def _reopen(run: Run, observer: Observer) -> Session:
+    """A session at the run's newest complete checkpoint, with what came after it forgotten."""
+    recipe = load_recipe(str(run.config))
+    step, folder = checkpoint.newest(run.checkpoints)
+    if run.finished:
+        raise UsageError(f"{run.folder} is finished (step {step}); its model is {folder / 'model'}")
+    damaged = [path.name for at, path in checkpoint.all_checkpoints(run.checkpoints) if at > step]
     passed = f" ({', '.join(damaged)} passed over: damaged)" if damaged else ""
-    observer.note(f"resuming {opened.folder} after step {step}, from {folder.name}{passed}")
-    session = open_session(recipe, opened, observer, resume_from=folder)
-    opened.rewind(step)  # only now: what could not be resumed stays as it was
-    if started is not None:
-        started(session)
-    return _finish(session)
+    observer.note(f"resuming {run.folder} after step {step}, from {folder.name}{passed}")
+    session = open_session(recipe, run, observer, resume_from=folder)
+    run.rewind(step)  # only now: what could not be resumed stays as it was
+    return session
 
 
 def _finish(session: Session) -> Result:
-    try:
-        (train_supervised if session.recipe.method == "sft" else train_policy)(session)
-        session.run.finish()
-    finally:
-        session.run.close()
+    (train_supervised if session.recipe.method == "sft" else train_policy)(session)
+    session.run.finish()
+    session.run.close()
     model = checkpoint.newest(session.run.checkpoints)[1] / "model"
     write_report(session.run.folder)
     return Result(session.run.folder, model, tuple(session.run.read(session.run.metrics)))

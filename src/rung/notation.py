@@ -27,5 +27,5 @@ TokenMask = Annotated[torch.Tensor, "B T bool"]
 GroupIds = Annotated[torch.Tensor, "B int64"]
 Scalar = Annotated[torch.Tensor, ""]
 
-# Rewards, credit and weights are small [B, T] tensors: they are kept in float64, and cast once, where they meet the model.
+# Rewards, credit and weights are small [B, T] tensors: kept in float64, and cast once, where they meet the model.
 BOOKKEEPING = torch.float64

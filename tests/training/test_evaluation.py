@@ -47,8 +47,11 @@ def test_other_rewards_get_the_normal_interval() -> None:
     assert interval([0.0, 1.0, 2.0, 5.0]) == pytest.approx((2.0, 2.0 - half, 2.0 + half), abs=1e-12)
 
 
-def test_one_reward_has_no_spread_and_none_has_no_mean() -> None:
-    assert interval([0.25]) == (0.25, 0.25, 0.25)
+def test_one_reward_has_a_mean_and_no_interval_and_none_has_neither() -> None:
+    """One value says nothing of its spread: an interval of width 0 would claim certainty."""
+    mean, *ends = interval([0.25])
+    assert mean == 0.25
+    assert all(math.isnan(x) for x in ends)
     assert all(math.isnan(x) for x in interval([]))
 
 

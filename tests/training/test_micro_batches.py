@@ -146,7 +146,7 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(
 ) -> None:
     """A prompt is counted once in a micro-batch; only a single row may exceed the budget."""
     rows = [Row(tuple(range(prompt + 1)), (1,) * length) for prompt, length in drawn]
-    pieces = list(micro_batches(rows, budget))
+    pieces = list(micro_batches(rows, budget, shared=True))
     assert sorted(i for piece in pieces for i in piece) == list(range(len(rows)))
     for piece in pieces:
         prompts = {rows[i].prompt_ids for i in piece}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from jinja2.exceptions import TemplateError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -42,7 +43,7 @@ class LanguageModel:
 
         Raises:
             InvalidInput: the text has characters that the tokenizer has no token for.
-            ModelError: messages, and the tokenizer has no chat template.
+            ModelError: messages, and the tokenizer has no chat template, or one that refuses them.
         """
         text = prompt if isinstance(prompt, str) else self._chat(prompt)
         try:
@@ -55,7 +56,11 @@ class LanguageModel:
             raise ModelError(
                 "the tokenizer has no chat template: give prompts as plain text, not as messages"
             )
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        try:
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without the end token. For people and for rewards only."""
@@ -111,7 +116,7 @@ def check_name(name: str) -> None:
             f'model "{name}": no such folder yet. `make smollm2`, or `rung import FILE.gguf {name}`, makes one'
         )
     hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if not hub_id or os.environ.get("HF_HUB_OFFLINE"):
+    if not hub_id:
         raise UsageError(
             f'model "{name}": no such folder. Give the path of a Hugging Face folder (config.json, *.safetensors, '
             "tokenizer files), of a run, or a hub id such as org/name"

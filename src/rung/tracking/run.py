@@ -1,5 +1,6 @@
 """A run on disk: what it was asked to do, what it measured, what was sampled."""
 
+import fcntl
 import json
 import math
 import os
@@ -35,6 +36,19 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
+def _commit() -> str | None:
+    """The commit of a checkout of rung, "-dirty" with local changes; None for an installed package."""
+    package = Path(__file__).parents[1]
+    root = package.parents[1]
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None  # an environment may lie inside somebody else's repository
+    try:
+        asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def environment(threads: int) -> dict[str, Any]:
     """What the numbers were made on."""
 
@@ -44,16 +58,6 @@ def environment(threads: int) -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
     return {
         "python": sys.version.split()[0],
         **{package: of(package) for package in ("rung", "torch", "transformers", "tokenizers", "numpy")},
@@ -61,7 +65,7 @@ def environment(threads: int) -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "git_commit": commit,
+        "git_commit": _commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -91,6 +95,7 @@ class Run:
         self.timing = folder / "timing.jsonl"
         self.checkpoints = folder / "checkpoints"
         self._database: sqlite3.Connection | None = None
+        self._lock: int | None = None
 
     @classmethod
     def create(cls, root: Path, name: str, config: str, threads: int) -> "Run":
@@ -213,8 +218,34 @@ class Run:
         self.close()
         shutil.rmtree(self.folder)
 
+    def lock(self) -> None:
+        """Become the only writer of this run, until `close` or the end of the process.
+
+        Raises:
+            UsageError: another process is writing to it.
+        """
+        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UsageError(
+                f"{self.folder} is being trained by another process: wait for it, or stop it"
+            ) from error
+        self._lock = descriptor
+
+    def flush(self) -> None:
+        """Have the lines written so far on disk, before a checkpoint says that their steps are done."""
+        for file in (self.metrics, self.timing):
+            if file.is_file():
+                with file.open("a", encoding="utf-8") as out:
+                    os.fsync(out.fileno())
+
     def close(self) -> None:
-        """Close the database."""
+        """Close the database and let others write."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._database is not None:
             self._database.close()
             self._database = None

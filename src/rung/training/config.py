@@ -148,6 +148,10 @@ class Recipe(Section):
                 "training.epochs and training.mini_batches split a batch of samples; with method sft a step is one "
                 "update on training.batch_size examples: set training.steps"
             )
+        if self.rollout.temperature != 1.0:
+            raise ValueError(
+                "rollout.temperature is part of a sampled policy; method sft trains at temperature 1"
+            )
         band = self.training.stop_between
         if band is None:
             return
@@ -162,7 +166,8 @@ class Recipe(Section):
 
     def _check_sampled(self) -> None:
         completions = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
-        if self.method in ("rloo", "grpo", "ppo-loo") and self.rollout.samples_per_prompt < 2:
+        by_group = "groups" in inspect.signature(CATALOGUE[self.method]().credit).parameters
+        if by_group and self.rollout.samples_per_prompt < 2:
             raise ValueError(
                 f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
             )

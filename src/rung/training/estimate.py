@@ -80,11 +80,12 @@ def estimate(recipe: Recipe) -> Estimate:
         else recipe.training.batch_size * (longest + new)
     )
     micro = min(recipe.training.micro_batch_tokens, in_line)
-    kv_heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
     rows = min(settings.max_rows, max(per_step, 1))
     in_micro = max(1, micro * (per_step if rl else recipe.training.batch_size) // in_line)
-    attended = in_micro * (longest + new) * text.num_hidden_layers * text.num_attention_heads * head
+    attended = in_micro * (longest + new) * text.num_hidden_layers * heads * head
     memory = {
         "weights": FLOAT * parameters,
         "gradients": FLOAT * parameters,

@@ -13,23 +13,26 @@ from rung.tasks.base import Problem, Task
 Z95 = 1.959964
 
 
-def interval(rewards: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % interval of independent rewards.
+def interval(values: Sequence[float], *, binary: bool | None = None) -> tuple[float, float, float]:
+    """Mean and 95 % interval of independent values.
 
-    Rewards of 0 and 1 only: Wilson's score interval (1927), sound near 0 and 1. Others: mean ± 1.96 · s/√n.
+    Values that are 0 or 1: Wilson's score interval (1927), sound near 0 and 1. Others: mean ± 1.96 · s/√n, which
+    needs two of them. `binary` says which they are; None takes rewards for binary when all of them are 0 or 1.
 
     >>> [round(x, 4) for x in interval([1.0] * 8 + [0.0] * 2)]
     [0.8, 0.4902, 0.9433]
     """
-    n = len(rewards)
+    n = len(values)
     if n == 0:
         return math.nan, math.nan, math.nan
-    mean = sum(rewards) / n
-    if all(r in (0.0, 1.0) for r in rewards):
+    mean = sum(values) / n
+    if all(v in (0.0, 1.0) for v in values) if binary is None else binary:
         centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
         half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
         return mean, max(0.0, centre - half), min(1.0, centre + half)  # rounding could leave a −0.0 %
-    variance = sum((r - mean) ** 2 for r in rewards) / max(n - 1, 1)
+    if n == 1:
+        return mean, math.nan, math.nan
+    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
     half = Z95 * math.sqrt(variance / n)
     return mean, mean - half, mean + half
 
@@ -70,12 +73,19 @@ def prompt_text(problem: Problem) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in problem.prompt)
 
 
+def _outcome(task: Task, problem: Problem, text: str) -> Outcome:
+    try:
+        return task.reward(problem, text)
+    except Exception as error:  # a judge may fail in any way: that is an outcome, and never a reward of 0
+        return Outcome("error", message=f"{type(error).__name__}: {error}")
+
+
 def judge(
     task: Task, language: LanguageModel, problems: Sequence[Problem], completions: Sequence[Completion]
 ) -> Sampled:
     """Decode and score completions whose groups number the problems."""
     texts = [language.decode(c.token_ids) for c in completions]
-    outcomes = [task.reward(problems[c.group], text) for c, text in zip(completions, texts, strict=True)]
+    outcomes = [_outcome(task, problems[c.group], text) for c, text in zip(completions, texts, strict=True)]
     return Sampled(tuple(problems), tuple(completions), tuple(texts), tuple(outcomes))
 
 

@@ -26,13 +26,17 @@ def rows_of(rollouts: Rollouts) -> list[Row]:
     return [Row(c.prompt_ids, c.token_ids) for c in rollouts.completions]
 
 
-def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
-    """Row numbers in pieces of at most `budget` tokens, rows of one prompt together. A longer row stands alone."""
+def micro_batches(rows: Sequence[Row], budget: int, *, shared: bool) -> Iterator[list[int]]:
+    """Row numbers in pieces of at most `budget` tokens, rows of one prompt together. A longer row stands alone.
+
+    `shared` says that the rows of a piece compute a common prompt once, so that it counts once.
+    """
     order = sorted(range(len(rows)), key=lambda i: (rows[i].prompt_ids, i))
     piece: list[int] = []
     size, prompt = 0, None
     for i in order:
-        cost = len(rows[i].token_ids) + (len(rows[i].prompt_ids) if rows[i].prompt_ids != prompt else 0)
+        is_new = not shared or rows[i].prompt_ids != prompt
+        cost = len(rows[i].token_ids) + (len(rows[i].prompt_ids) if is_new else 0)
         if piece and size + cost > budget:
             yield piece
             piece, size = [], 0
@@ -54,7 +58,7 @@ def logprobs_of(policy: Policy, rows: Sequence[Row], budget: int) -> PerToken:
     """[B, T] log-probabilities without gradient, float64, in micro-batches."""
     length = max(len(row.token_ids) for row in rows)
     out = torch.zeros(len(rows), length, dtype=torch.float64)
-    for piece in micro_batches(rows, budget):
+    for piece in micro_batches(rows, budget, shared=policy.path == "grouped"):
         out[piece] = place(policy([rows[i] for i in piece]).logprobs.double(), length)
     return out
 
@@ -91,7 +95,7 @@ class SamplerComparison:
                 f"99th percentile {self.p99:.3g}, mean {self.mean:+.3g} nats, where rollout.mismatch_tolerance allows "
                 f"{tolerance:.3g}. Importance ratios and KL would be wrong from the first step. Usual causes: another "
                 "temperature in one of the two, tokens paired with their neighbour's log-probability, weights that did "
-                "not reach the sampler, another precision"
+                "not reach the sampler, another precision. If it is rounding (a large model), raise the tolerance"
             )
 
 
@@ -145,6 +149,8 @@ class Learner:
         if rollouts.old_logprobs is not None:
             tally.compare(rollouts.old_logprobs, rollouts.behaviour_logprobs, batch.mask)
         for index in self._updates(len(rows), step):
+            if not bool(batch.mask[index].any()):
+                continue  # nothing to learn from: no update, so that momentum and weight decay move nothing either
             loss = self._accumulate(rows, batch, method, index, rollouts.behaviour_logprobs, tally)
             rate = learning_rate(self.updates, self.recipe.updates, self.recipe.optimizer)
             norm = guarded_step(
@@ -168,7 +174,7 @@ class Learner:
         weights = method.weights(part.mask)
         chosen = [rows[i] for i in index.tolist()]
         total = 0.0
-        for piece in micro_batches(chosen, self.budget):
+        for piece in micro_batches(chosen, self.budget, shared=self.policy.path == "grouped"):
             output = self.policy([chosen[i] for i in piece])
             where = torch.tensor(piece)
             micro = part.rows(where)
@@ -232,8 +238,8 @@ class _Tally:
             ratios, torch.zeros_like(ratios), torch.ones_like(ratios, dtype=torch.bool)
         )
         out = {
-            "loss": sum(self.losses) / len(self.losses),
-            "grad_norm": sum(self.norms) / len(self.norms),
+            "loss": sum(self.losses) / max(len(self.losses), 1),
+            "grad_norm": sum(self.norms) / max(len(self.norms), 1),
             "learning_rate": self.rate,
             "entropy": self.entropy / max(self.counted, 1),
             "sampler_logratio_max": compared.largest,

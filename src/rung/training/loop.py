@@ -1,5 +1,6 @@
 """The loop: collect, reward, annotate, credit and update, record."""
 
+import math
 import statistics
 from typing import Any
 
@@ -72,7 +73,7 @@ def describe(rollouts: Rollouts, sampled: Sampled) -> dict[str, float]:
     """What the rollouts of a step were like, before the update."""
     rewards = sampled.rewards()
     out = sampled.summary()
-    out["reward_mean"] = statistics.fmean(rewards) if rewards else 0.0
+    out["reward_mean"] = statistics.fmean(rewards) if rewards else math.nan
     out["reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     out["groups_without_signal"] = groups_without_signal(rollouts)
     if rollouts.reference_logprobs is not None:
@@ -85,7 +86,7 @@ def describe(rollouts: Rollouts, sampled: Sampled) -> dict[str, float]:
 
 
 def groups_without_signal(rollouts: Rollouts) -> int:
-    """Groups whose valid outcomes are all equal, or fewer than two: comparing them teaches nothing."""
+    """Groups whose valid outcomes are all equal, or fewer than two: their comparison tells nothing of the task."""
     count = 0
     for group in torch.unique(rollouts.groups).tolist():
         rewards = rollouts.outcome_rewards[(rollouts.groups == group) & rollouts.valid]

@@ -48,7 +48,7 @@ def guarded_step(
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise TrainingDiverged(
             f"update {update}: the loss is {loss} and the gradient's norm {norm}. The weights were not changed. "
-            "Lower optimizer.learning_rate, or resume from the last checkpoint"
+            "Start again with a lower optimizer.learning_rate; a checkpoint of this run can be its model"
         )
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -4,14 +4,17 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from rung.batch import build_rollouts
 from rung.errors import CheckpointError, UsageError
+from rung.kl import k1
+from rung.masked import masked_sum
 from rung.models import loading
 from rung.models.layout import Row
 from rung.models.loading import LanguageModel
@@ -81,11 +84,14 @@ class Clock:
 
 
 def resolve_model(name: str) -> str:
-    """A model's name made definite: a run's folder stands for its newest complete checkpoint."""
+    """A model's name made definite: a run's folder stands for its newest complete checkpoint.
+
+    Folders become absolute, so that a run can be resumed from anywhere.
+    """
     folder = Path(name)
     if (folder / "checkpoints").is_dir():
-        return str(checkpoint.newest(folder / "checkpoints")[1] / "model")
-    return name
+        folder = checkpoint.newest(folder / "checkpoints")[1] / "model"
+    return str(folder.resolve()) if (folder / "config.json").is_file() else name
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -110,7 +116,6 @@ class Session:
     observer: Observer
     start: int = 0
     reference_fingerprint: str = ""
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def evaluate(self, step: int, split: Any, number: int) -> dict[str, Any]:
         """Sample held-out problems, write them down, and return the metrics line."""
@@ -133,7 +138,6 @@ class Session:
         self.run.write_rollouts(
             step, split, sampled.prompts(), sampled.completions, sampled.outcomes, sampled.texts
         )
-        self.evaluations.append(line)
         self.observer.evaluated(step, split, line)
         return line
 
@@ -142,13 +146,15 @@ class Session:
         if self.learner.reference is None:
             return {}
         rows = [Row(c.prompt_ids, c.token_ids) for c in sampled.completions]
-        reference = logprobs_of(self.learner.reference, rows, self.learner.budget).sum(1).tolist()
-        ratios = [sum(c.behaviour_logprobs) - r for c, r in zip(sampled.completions, reference, strict=True)]
+        rollouts = build_rollouts(sampled.completions, sampled.outcomes)
+        reference = logprobs_of(self.learner.reference, rows, self.learner.budget)
+        ratios = masked_sum(k1(rollouts.behaviour_logprobs, reference), rollouts.mask, dim=1).tolist()
         names = ("kl_policy_reference", "kl_policy_reference_low", "kl_policy_reference_high")
-        return dict(zip(names, interval(ratios), strict=True))
+        return dict(zip(names, interval(ratios, binary=False), strict=True))
 
     def save(self, step: int) -> Path:
         """Write a checkpoint."""
+        self.run.flush()
         return checkpoint.save(
             self.run.checkpoints,
             step,
@@ -170,9 +176,15 @@ class Session:
 
 
 def set_threads(recipe: Recipe) -> int:
-    """The number of threads of the run: the recipe's, or one a core."""
+    """The number of threads of the run: the recipe's, or one a core.
+
+    Also asks torch for deterministic sums: with several threads it would add gradients of shared prompts in the order
+    in which threads arrive, and no two runs would end in the same bits.
+    """
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     return torch.get_num_threads()
 
 
@@ -207,7 +219,9 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
     """
     set_threads(recipe)
     if resume_from is None:
-        torch.manual_seed(recipe.seed)  # rung draws from its own keys alone, but a user's reward may draw from torch
+        torch.manual_seed(
+            recipe.seed
+        )  # rung draws from its own keys, but a user's reward may draw from torch
     task = load_task(recipe.task)
     temperature = recipe.rollout.temperature
     wants_reference = recipe.method != "sft" and "reference" in recipe.build_method().needs

@@ -17,7 +17,7 @@ from rung.training.session import Clock, Session
 
 
 def example(task: Task, language: LanguageModel, problem: Problem) -> Row:
-    """Prompt and answer as token ids. The answer ends with the model's end token, which is trained like any other."""
+    """Prompt and answer as token ids. The answer ends with the tokenizer's end token, trained like any other."""
     answer = task.answer(problem)
     if answer is None:
         raise UsageError(
@@ -25,6 +25,7 @@ def example(task: Task, language: LanguageModel, problem: Problem) -> Row:
         )
     ids = language.tokenizer(answer, add_special_tokens=False)["input_ids"]
     end = language.tokenizer.eos_token_id
+    end = min(language.end_ids) if end is None else end
     return Row(language.encode(problem.prompt), (*ids, end))
 
 
@@ -34,7 +35,7 @@ def supervised_step(learner: Learner, rows: Sequence[Row]) -> dict[str, float]:
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     weights = token_mean(mask)
     total = 0.0
-    for piece in micro_batches(rows, learner.budget):
+    for piece in micro_batches(rows, learner.budget, shared=learner.policy.path == "grouped"):
         logprobs = place(learner.policy([rows[i] for i in piece]).logprobs, mask.shape[1])
         loss = -masked_sum(weights[piece].to(logprobs.dtype) * logprobs, mask[piece])
         loss.backward()
