@@ -61,7 +61,8 @@ def plot(rows: list[dict]) -> str:
         return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{stroke}" opacity="{opacity}"/>'
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
     for v in (0, 0.2, 0.4, 0.6, 0.8, 1.0):
@@ -69,10 +70,12 @@ def plot(rows: list[dict]) -> str:
         parts.append(f'<text x="{left - 8}" y="{y(v) + 4}" text-anchor="end" fill="#444">{v:.0%}</text>')
     for s in range(0, steps + 1, 50):
         parts.append(
-            f'<text x="{x(max(s - 1, 0))}" y="{height - bottom + 20}" text-anchor="middle" fill="#444">{max(s, 1)}</text>'
+            f'<text x="{x(max(s - 1, 0))}" y="{height - bottom + 20}" text-anchor="middle" '
+            f'fill="#444">{max(s, 1)}</text>'
         )
     parts.append(
-        f'<text x="{(left + width - right) / 2}" y="{height - 6}" text-anchor="middle" fill="#444">training step (mean of the last 10; thin: each seed, thick: mean of five)</text>'
+        f'<text x="{(left + width - right) / 2}" y="{height - 6}" text-anchor="middle" fill="#444">'
+        "training step (mean of the last 10; thin: each seed, thick: mean of five)</text>"
     )
     ends = []
     for method, color in zip(METHODS, COLORS, strict=True):

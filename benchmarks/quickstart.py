@@ -78,7 +78,8 @@ def main() -> None:
         for row in pool.map(partial(run, root=arguments.root), SEEDS):
             rows.append(row)
             print(
-                f"seed {row['seed']}: {row['points']:+.1f} points, {row['sft_seconds']:.0f} + {row['rl_seconds']:.0f} s",
+                f"seed {row['seed']}: {row['points']:+.1f} points, "
+                f"{row['sft_seconds']:.0f} + {row['rl_seconds']:.0f} s",
                 flush=True,
             )
     OUT.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,8 @@ def main() -> None:
     in_band = sum(0.30 <= r["sft_validation"] <= 0.55 for r in rows)
     lifted = sum(r["points"] >= 25 for r in rows)
     print(
-        f"\nSFT stopped within 30 to 55 %: {in_band} of {len(rows)}. RL lifted by at least 25 points: {lifted} of {len(rows)}."
+        f"\nSFT stopped within 30 to 55 %: {in_band} of {len(rows)}. "
+        f"RL lifted by at least 25 points: {lifted} of {len(rows)}."
     )
 
 

@@ -108,7 +108,8 @@ def main(folder, seed=0):
         optimizer.zero_grad()
         if step % 20 == 0 or step == STEPS - 1:
             print(
-                f"step {step + 1}/{STEPS}  reward {sum(right) / len(right):.3f}  KL {kl:.3f}  {time.time() - begin:.0f} s"
+                f"step {step + 1}/{STEPS}  reward {sum(right) / len(right):.3f}  KL {kl:.3f}  "
+                f"{time.time() - begin:.0f} s"
             )
     return model
 

@@ -8,7 +8,9 @@ import pytest
 
 import rung
 
-MODULES = [info.name for info in pkgutil.walk_packages(rung.__path__, "rung.") if not info.name.endswith("__main__")]
+MODULES = [
+    info.name for info in pkgutil.walk_packages(rung.__path__, "rung.") if not info.name.endswith("__main__")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -34,7 +34,8 @@ REWARDS = [1.0, 0.25, 0.0, 1.0, 0.0, 0.5]
 
 def test_the_example_imports_nothing_from_rung():
     imports = [line for line in EXAMPLE.read_text().splitlines() if line.startswith(("import", "from"))]
-    assert imports and not [line for line in imports if "rung" in line]
+    assert imports
+    assert not [line for line in imports if "rung" in line]
 
 
 def test_inlined_gradient_equals_rungs_on_the_same_batch():

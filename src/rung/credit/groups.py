@@ -55,7 +55,8 @@ def leave_one_out(returns: PerSequence, groups: GroupIds, valid: torch.Tensor | 
         [B], reward units; 0 for rows that cannot be compared.
 
     Exactness:
-        An unbiased Ψ for ∇J for any G ≥ 2: the others' returns do not depend on this sequence's tokens.
+        An unbiased Ψ for ∇J for any G ≥ 2: the others' returns do not depend on this sequence's tokens. That is so
+        with all rewards present; rows that cannot be compared get 0 and still count in the aggregation.
         Checked by tests/unbiased/test_methods.py::test_unbiased_credits.
 
     >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([7, 7, 7]))

@@ -203,6 +203,8 @@ def clip_bounds(method: Method) -> tuple[float, float] | None:
     parameters = inspect.signature(method.policy_loss).parameters
     if "clip_low" not in parameters or "clip_high" not in parameters:
         return None
+    if inspect.Parameter.empty in (parameters["clip_low"].default, parameters["clip_high"].default):
+        return None
     return 1.0 - parameters["clip_low"].default, 1.0 + parameters["clip_high"].default
 
 

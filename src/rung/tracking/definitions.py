@@ -75,7 +75,7 @@ _REWARD = [
         "Standard deviation of the outcome reward over the step's completions", "reward units",
         "√(Σᵢ (Rᵢ − R̄)² / (n − 1))", "n = completions that got a reward",
         "above 0 while there is something to learn",
-        "0: all completions got the same reward, so credit that compares them vanishes",
+        "0: all completions got the same reward: beside a KL penalty there is nothing to learn from",
     ),
     Metric(
         "reward_errors", "Not judged",
@@ -88,7 +88,7 @@ _REWARD = [
         "Groups whose completions all got the same reward, or that have fewer than two rewards", "groups",
         "#{g : fewer than two rewards in g, or max R = min R}", "none: a count per step",
         "below the number of prompts; grows as the task is solved",
-        "near the number of prompts: they are all too easy or all too hard, and a step learns little",
+        "near the number of prompts: they are all too easy or all too hard; only a KL penalty still acts",
     ),
     Metric(
         "completions", "Completions", "Completions sampled for the step or the evaluation", "completions",
