@@ -41,7 +41,16 @@ def test_the_split_is_by_content_and_never_moves() -> None:
 
 @pytest.mark.parametrize(
     ("completion", "reward"),
-    [("65", 1.0), ("65 ", 0.0), ("065", 0.0), ("6", 0.0), ("656", 0.0), ("", 0.0), ("+65", 0.0), ("６５", 0.0)],
+    [
+        ("65", 1.0),
+        ("65 ", 0.0),
+        ("065", 0.0),
+        ("6", 0.0),
+        ("656", 0.0),
+        ("", 0.0),
+        ("+65", 0.0),
+        ("６５", 0.0),
+    ],
 )
 def test_only_the_right_digits_are_rewarded(completion: str, reward: float) -> None:
     outcome = Addition().reward(Problem(758, "7+58=", 65), completion)

@@ -1,5 +1,6 @@
 """`rung train` and `rung resume`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +77,7 @@ def interrupted(folder: Path | None) -> str:
             f"interrupted before the first checkpoint of {folder}, so it cannot be resumed; "
             "with checkpoint.every=10, say, it could be"
         )
-    return f"interrupted. Go on with: rung resume {folder}"
+    return f"interrupted. Go on with: rung resume {shlex.quote(str(folder))}"
 
 
 def show_plan(recipe: Any) -> None:
