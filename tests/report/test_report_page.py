@@ -288,3 +288,13 @@ def test_reporting_loads_no_torch(make_run):
         [sys.executable, "-c", script, str(run)], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_a_model_beside_the_runs_is_named_by_its_short_path(make_run):
+    """A page is made to be shown: the folders of the machine it was made on are nobody's business."""
+    folder = make_run()
+    config = folder / "config.toml"
+    home = folder.resolve().parent.parent
+    lines = [line for line in config.read_text().splitlines() if not line.startswith("model =")]
+    config.write_text("\n".join([f'model = "{home}/runs/first/checkpoints/step-000190/model"', *lines]))
+    assert "<dd>runs/first/checkpoints/step-000190/model</dd>" in render(folder)

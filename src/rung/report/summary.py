@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rung.report.load import Record, Run, setting
 from rung.report.rollouts import PairedChange
@@ -49,7 +50,7 @@ def header(run: Run) -> str:
     facts = [
         ("stage", _STAGES.get(stage, stage)),
         ("method", setting(run.config, "method")),
-        ("model", setting(run.config, "model")),
+        ("model", _model(run)),
         ("task", setting(run.config, "task")),
         ("started", _when(run.environment.get("started"))),
         ("ended", _when(run.finished)),
@@ -57,6 +58,14 @@ def header(run: Run) -> str:
     items = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
     title = f'<h1>{escape(run_name(run))}</h1><p class="status {kind}">{escape(words)}</p>'
     return f'{title}<dl class="facts">{items}</dl>'
+
+
+def _model(run: Run) -> str:
+    """The model that the run started from; a folder beside the folder of all runs by its short path."""
+    name = setting(run.config, "model")
+    home = run.directory.resolve().parent.parent
+    path = Path(name)
+    return str(path.relative_to(home)) if path.is_absolute() and path.is_relative_to(home) else name
 
 
 def run_name(run: Run) -> str:
