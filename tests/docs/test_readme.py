@@ -13,7 +13,12 @@ from rung.training.config import load_recipe
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = README.split("<!-- tree: begin -->")[1].split("<!-- tree: end -->")[0]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def entries(indented: bool) -> list[str]:
@@ -22,7 +27,9 @@ def entries(indented: bool) -> list[str]:
 
 
 def tracked(folder: str) -> set[str]:
-    out = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     depth = len(Path(folder).parts)
     return {Path(line).parts[depth] for line in out.splitlines()}
 
@@ -53,7 +60,9 @@ def test_commands_are_accepted() -> None:
     blocks = "".join(re.findall(r"^```\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL))
     commands = re.findall(r"^(?:make \S+ && )?rung ([^#\n]+)", blocks, flags=re.MULTILINE)
     assert len(commands) >= 6
-    known = subprocess.run([sys.executable, "-m", "rung", "--help"], capture_output=True, text=True, check=True).stdout
+    known = subprocess.run(
+        [sys.executable, "-m", "rung", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     for command in commands:
         verb, *words = command.split()
         assert re.search(rf"^  {verb} ", known, flags=re.MULTILINE), command
