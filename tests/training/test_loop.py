@@ -1,9 +1,11 @@
 """The loop as a whole: resuming changes nothing, sampler and trainer agree or the run stops, and the logs are right."""
 
+import copy
 import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import pytest
 import torch
 
 from rung import api
-from rung.batch import Completion, Outcome
+from rung.batch import Completion, Outcome, build_rollouts
 from rung.errors import SamplerMismatch, TrainingDiverged
 from rung.rollout.engine import Request
 from rung.rollout.local import LocalEngine
 from rung.tasks import Problem
 from rung.tasks.addition import Addition
 from rung.training.checkpoint import newest
+from rung.training.evaluation import Sampled
+from rung.training.loop import describe
 from rung.training.session import Session, Silent, fingerprint
+from tests.batches import completion, f64, outcomes
 from tests.tiny import assert_same_run, checkpoint_of, metrics, rl_recipe, rollouts
 
 FAST = ["evaluation.test_problems=0", "evaluation.every=0", "checkpoint.every=0"]
@@ -115,8 +120,6 @@ def shifted(session: Session) -> None:
 
 def stale(session: Session) -> None:
     """The sampler has a copy of the weights that differs in one matrix by a thousandth."""
-    import copy
-
     session.engine.model = copy.deepcopy(session.engine.model)
     with torch.no_grad():
         next(session.engine.model.parameters()).mul_(1.001)
@@ -185,6 +188,32 @@ def test_the_divergence_from_the_reference_begins_at_zero_and_the_reference_stay
     assert fingerprint(sessions[0].learner.reference.model) == marks[0]  # type: ignore[union-attr]
     assert fingerprint(sessions[0].learner.policy.model) != marks[0]
     assert json.loads((checkpoint_of(run.folder) / "state.json").read_text("utf-8"))["reference"] == marks[0]
+
+
+def test_divergences_are_sums_over_tokens_and_means_over_sequences() -> None:
+    """Log-ratios 0.5, 0.5 | 0 | none: k1 = 1/2 over the two sequences that have a token; k3 = 2 (e^−0.5 − 0.5) / 2."""
+    rows = [completion([1, 2], behaviour=[-1.0, -2.0]), completion([3], behaviour=[-0.5]), completion([])]
+    judged = outcomes([1.0, 0.0, 2.0])
+    batch = replace(
+        build_rollouts(rows, judged), reference_logprobs=f64([[-1.5, -2.5], [-0.5, 9.0], [9.0, 9.0]])
+    )
+    described = describe(batch, Sampled((), tuple(rows), ("", "", ""), tuple(judged)))
+    assert described["kl_policy_reference_k1"] == pytest.approx(0.5, abs=1e-15)
+    assert described["kl_policy_reference_k3"] == pytest.approx(math.exp(-0.5) - 0.5, abs=1e-15)
+    assert (described["reward_mean"], described["reward_std"]) == (1.0, 1.0)
+
+
+@pytest.mark.usefixtures("many_rewards")
+def test_new_weights_reach_a_sampler_that_holds_its_own(tmp_path: Path) -> None:
+    """After an update the sampler samples what was trained, also where the two do not share their memory."""
+
+    def apart(session: Session) -> None:
+        session.engine.model = copy.deepcopy(session.engine.model)
+
+    words = [*FAST, "training.steps=3", "optimizer.learning_rate=5e-3"]
+    run = api.train(rl_recipe(tmp_path), words, root=tmp_path, started=apart).folder
+    assert all(line["sampler_logratio_max"] < 1e-5 for line in metrics(run))
+    assert [version for (version,) in rollouts(run, "DISTINCT policy_version")] == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("many_rewards")
