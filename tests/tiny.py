@@ -149,9 +149,16 @@ def rung(*words: object) -> Answer:
 
 
 def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    """A command in a process of its own, its output piped."""
+    """A command in a process of its own, its output piped, that Ctrl-C reaches.
+
+    Tests that run in the background of a shell inherit an ignored SIGINT, and Python would keep it ignored.
+    """
+    with_interrupts = (
+        "import signal, sys, os; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(*eval(sys.argv[1]))"
+    )
+    command = [str(COMMAND), *map(str, words)]
     return subprocess.Popen(
-        [COMMAND, *map(str, words)],
+        [sys.executable, "-c", with_interrupts, repr((command[0], command))],
         cwd=cwd,
         text=True,
         encoding="utf-8",

@@ -57,7 +57,7 @@ def test_the_methods_named_are_the_catalogue() -> None:
 
 def test_commands_are_accepted() -> None:
     """Each `rung …` line of README: its command exists, and each recipe with its settings is valid."""
-    blocks = "".join(re.findall(r"^```\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL))
+    blocks = "".join(re.findall(r"^```[a-z]*\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL))
     commands = re.findall(r"^(?:make \S+ && )?rung ([^#\n]+)", blocks, flags=re.MULTILINE)
     assert len(commands) >= 6
     known = subprocess.run(
