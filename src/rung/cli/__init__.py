@@ -36,3 +36,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(
+            f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""),
+            file=sys.stderr,
+        )
+        sys.exit(1)

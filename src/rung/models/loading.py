@@ -107,7 +107,7 @@ def check_name(name: str) -> None:
                 f'model "{name}": the folder has no config.json, so it is not a Hugging Face model'
             )
         return
-    if name.startswith("runs/"):
+    if name.startswith("runs/") and len(Path(name).parts) > 1:
         raise UsageError(
             f'model "{name}": there is no such run yet. Make it first: rung train {Path(name).parts[1]}'
         )
