@@ -115,4 +115,8 @@ def main(folder, seed=0):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(
+            "usage: python examples/inlined_rloo.py FOLDER, a fine-tuned model as `rung train addition-sft` leaves it"
+        )
     main(sys.argv[1])

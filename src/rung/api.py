@@ -71,7 +71,9 @@ def train(
     # Written down, so that resuming takes as many threads and the page carries the run's own name.
     recipe = recipe.model_copy(update={"threads": set_threads(recipe), "name": name or recipe.name})
     observer = observer or Silent()
-    run = Run.create(Path(root), recipe.name, dump(recipe), torch.get_num_threads())
+    run = Run.create(Path(root), recipe.name, "", torch.get_num_threads())
+    recipe = recipe.model_copy(update={"name": run.folder.name})
+    run.config.write_text(dump(recipe), encoding="utf-8")
     try:
         run.lock()
         session = open_session(recipe, run, observer)

@@ -74,3 +74,12 @@ def test_make_targets_named_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([a-z0-9-]+)", README, flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_the_recipe_shown_is_a_recipe(tmp_path: Path) -> None:
+    """As README has it, in a file: its name is the file's, what it leaves out has a default."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    recipe = load_recipe(str(file))
+    assert (recipe.name, recipe.method, recipe.rollout.samples_per_prompt) == ("mine", "rloo", 8)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rung.cli.train import interrupted
+
 NEXT = (
     ("the same with another method, one word changed", "{rung} train addition-rloo model={sft} method=grpo"),
     ("what a run would do and need, without doing it", "{rung} train smollm2-rloo --dry-run"),
@@ -20,7 +22,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Of weights, data order and sampling.", min=0)] = 0,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     threads: Annotated[
-        int | None, typer.Option(help="Processor threads; all cores by default.", min=1)
+        int | None, typer.Option(help="Processor threads; one is best for so small a model.", min=1)
     ] = None,
 ) -> None:
     """Train a small Llama from nothing: supervised until it is middling, then RLOO. About two minutes on two cores."""
@@ -32,15 +34,24 @@ def quickstart(
     print("loading torch and transformers …", flush=True)
     from rung import api
 
+    begun: list[Path] = []
+
+    def remember(session: Any) -> None:
+        begun.append(session.run.folder)
+
     common = [f"seed={seed}"] + ([f"threads={threads}"] if threads else [])
     try:
-        with Terminal("1 supervised") as terminal:
-            first = api.train("addition-sft", common, name="quickstart-sft", root=runs, observer=terminal)
+        with Terminal("1 supervised", open_end=True) as terminal:
+            first = api.train(
+                "addition-sft", common, name="quickstart-sft", root=runs, observer=terminal, started=remember
+            )
         words = [*common, f"model={json.dumps(str(first.folder))}"]
         with Terminal("2 rloo      ") as terminal:
-            second = api.train("addition-rloo", words, name="quickstart-rloo", root=runs, observer=terminal)
+            second = api.train(
+                "addition-rloo", words, name="quickstart-rloo", root=runs, observer=terminal, started=remember
+            )
     except KeyboardInterrupt:
-        print("\ninterrupted. Begin anew with: rung quickstart", file=sys.stderr)
+        print(f"\n{interrupted(begun[-1] if begun else None)}", file=sys.stderr)
         raise typer.Exit(130) from None
     show(first, second, time.monotonic() - begin)
 

@@ -18,10 +18,14 @@ def percent(line: dict[str, Any]) -> str:
 
 
 class Terminal:
-    """Watches a run. Use as a context manager: the live bar is put away at its end, whatever happens."""
+    """Watches a run. Use as a context manager: the live bar is put away at its end, whatever happens.
 
-    def __init__(self, label: str, console: Console | None = None) -> None:
+    `open_end` is for a run that ends when it has reached something: its number of steps is a limit, not a forecast.
+    """
+
+    def __init__(self, label: str, console: Console | None = None, *, open_end: bool = False) -> None:
         self.label = label
+        self.open_end = open_end
         self.console = console or Console(highlight=False)
         self.live = self.console.is_terminal
         self.progress: Progress | None = None
@@ -72,12 +76,15 @@ class Terminal:
         words = describe(metrics)
         if self.progress is not None:
             if self.task is None:
-                self.task = self.progress.add_task(self.label, total=total, rate="")
+                self.task = self.progress.add_task(
+                    self.label, total=None if self.open_end else total, rate=""
+                )
             self.progress.update(self.task, completed=step, description=f"{self.label} {words}", rate=rate)
         elif now - self.printed >= PLAIN_EVERY or step == total:
             self.printed = now
-            left = per_step * (total - step)
-            self.note(f"step {step}/{total}  {words}  {rate}, {left:.0f} s left")
+            left = f"{per_step * (total - step):.0f} s left"
+            place = f"step {step}, at most {total}" if self.open_end else f"step {step}/{total}"
+            self.note(f"{place}  {words}  {rate}" + ("" if self.open_end else f", {left}"))
 
 
 def describe(metrics: dict[str, Any]) -> str:

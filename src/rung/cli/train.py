@@ -36,7 +36,10 @@ def train(
     if dry_run:
         show_plan(resolved)
         return
-    follow(resolved.method, lambda **watch: api.train(resolved, name=name, root=runs, **watch))
+    open_end = resolved.training.stop_between is not None
+    follow(
+        resolved.method, lambda **watch: api.train(resolved, name=name, root=runs, **watch), open_end=open_end
+    )
 
 
 def resume(run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]) -> None:
@@ -46,13 +49,13 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.", show_defa
     follow("resume", lambda **watch: api.resume(run, **watch))
 
 
-def follow(label: str, start: Any) -> Any:
+def follow(label: str, start: Any, *, open_end: bool = False) -> Any:
     """Run something with progress; an interruption says how to go on."""
     from rung.cli.terminal import Terminal, percent
 
     folder: list[Path] = []
     try:
-        with Terminal(label) as terminal:
+        with Terminal(label, open_end=open_end) as terminal:
             result = start(observer=terminal, started=lambda session: folder.append(session.run.folder))
     except KeyboardInterrupt:
         print(f"\n{interrupted(folder[0] if folder else None)}", file=sys.stderr)
@@ -75,7 +78,7 @@ def interrupted(folder: Path | None) -> str:
     if not all_checkpoints(folder / "checkpoints"):
         return (
             f"interrupted before the first checkpoint of {folder}, so it cannot be resumed; "
-            "with checkpoint.every=10, say, it could be"
+            "checkpoint.every in the recipe says how soon there is one"
         )
     return f"interrupted. Go on with: rung resume {shlex.quote(str(folder))}"
 

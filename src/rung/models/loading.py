@@ -109,7 +109,8 @@ def check_name(name: str) -> None:
         return
     if name.startswith("runs/") and len(Path(name).parts) > 1:
         raise UsageError(
-            f'model "{name}": there is no such run yet. Make it first: rung train {Path(name).parts[1]}'
+            f'model "{name}": there is no such run yet. A recipe of that name makes it: rung train '
+            f"{Path(name).parts[1]}. `ls runs` shows the runs that are there"
         )
     if name.startswith("models/"):
         raise UsageError(
