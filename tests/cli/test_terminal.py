@@ -73,3 +73,26 @@ def test_in_a_terminal_the_bar_is_put_away_whatever_happens() -> None:
     assert "41" not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert "1/4" in shown
+
+
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a pipe a line every ten seconds; in a terminal a bar that goes when the evaluation is over."""
+    out = io.StringIO()
+    clock = iter([0.0, 3.0, 11.0, 11.0, 14.0, 30.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with Terminal("rloo", Console(file=out, highlight=False)) as watching:
+        for done in range(1, 5):
+            watching.evaluating("test", done, 4)
+    assert out.getvalue().splitlines() == ["rloo: evaluating test 2/4"]
+    monkeypatch.undo()
+    live = io.StringIO()
+    with Terminal("rloo", Console(file=live, force_terminal=True, width=100, highlight=False)) as watching:
+        watching.evaluating("test", 1, 2)
+        watching.progress.refresh()
+        watching.evaluating("test", 2, 2)
+        watching.step(3, 9, RL, {"total": 1.0})
+    assert "rloo evaluating test" in live.getvalue()
+    assert (
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", live.getvalue()).rstrip().endswith("0:00:00")
+        or "3/3" in live.getvalue()
+    )

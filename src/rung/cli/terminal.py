@@ -30,9 +30,12 @@ class Terminal:
         self.live = self.console.is_terminal
         self.progress: Progress | None = None
         self.task: TaskID | None = None
+        self.evaluation: TaskID | None = None
+        self.finished_steps = 0
         self.begin = time.monotonic()
         self.first_step: int | None = None
         self.printed = 0.0
+        self.told = self.begin
 
     def __enter__(self) -> "Terminal":
         """Start the live bar, if there is a terminal."""
@@ -54,12 +57,25 @@ class Terminal:
         """Put the bar away. A run that ended before its last step, as it should, is complete."""
         if self.progress is not None:
             if self.task is not None and error is None:
-                self.progress.update(self.task, total=self.progress.tasks[0].completed)
+                self.progress.update(self.task, total=self.finished_steps)
             self.progress.stop()
 
     def note(self, text: str) -> None:
         """A line of its own."""
         self.console.print(f"{self.label}: {text}", markup=False, soft_wrap=True)
+
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        """Move a bar that is there while an evaluation lasts, or print a line now and then."""
+        if self.progress is not None:
+            if self.evaluation is None:
+                self.evaluation = self.progress.add_task("", total=total, rate="")
+            words = f"{self.label} evaluating {split}"
+            self.progress.update(
+                self.evaluation, completed=done, total=total, visible=done < total, description=words
+            )
+        elif time.monotonic() - self.told >= PLAIN_EVERY and done < total:
+            self.told = time.monotonic()
+            self.note(f"evaluating {split} {done}/{total}")
 
     def evaluated(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """Held-out reward with its interval."""
@@ -74,6 +90,7 @@ class Terminal:
         per_step = (now - self.begin) / (step - self.first_step + 1)
         rate = f"{1 / per_step:.1f} steps/s" if per_step < 1 else f"{per_step:.1f} s/step"
         words = describe(metrics)
+        self.finished_steps = step
         if self.progress is not None:
             if self.task is None:
                 self.task = self.progress.add_task(

@@ -1,7 +1,7 @@
 """Held-out reward with its interval, sampled at the policy's own temperature."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rung.batch import Completion, Outcome
@@ -104,6 +104,7 @@ def evaluate_policy(
     *,
     seed: int,
     max_new_tokens: int,
+    on_completion: Callable[[Completion], None] | None = None,
 ) -> Sampled:
     """One sample of each problem. The same problems get the same randomness at every evaluation of a run."""
     requests = requests_for(
@@ -115,4 +116,4 @@ def evaluate_policy(
         seed=seed,
         stream="eval",
     )
-    return judge(task, language, problems, collect(engine, requests))
+    return judge(task, language, problems, collect(engine, requests, on_completion))

@@ -1,6 +1,7 @@
 """Everything one run holds: its recipe, folder, task, model, learner and engine."""
 
 import hashlib
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,10 @@ class Observer(Protocol):
         """A training step was finished."""
         ...
 
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        """Another held-out problem was answered, `done` of `total`."""
+        ...
+
     def evaluated(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """Held-out problems were evaluated."""
         ...
@@ -51,6 +56,9 @@ class Silent:
         """Ignore."""
 
     def step(self, step: int, total: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
+        """Ignore."""
+
+    def evaluating(self, split: str, done: int, total: int) -> None:
         """Ignore."""
 
     def evaluated(self, step: int, split: str, metrics: dict[str, Any]) -> None:
@@ -120,6 +128,7 @@ class Session:
     def evaluate(self, step: int, split: Any, number: int) -> dict[str, Any]:
         """Sample held-out problems, write them down, and return the metrics line."""
         problems = spread_over(self.task.problems(split), number)
+        finished = itertools.count(1)
         sampled = evaluate_policy(
             self.engine,
             self.language,
@@ -127,6 +136,7 @@ class Session:
             problems,
             seed=self.recipe.seed,
             max_new_tokens=self.recipe.rollout.max_new_tokens,
+            on_completion=lambda _: self.observer.evaluating(split, next(finished), len(problems)),
         )
         mean, low, high = interval(sampled.rewards())
         line = {"step": step, "kind": "eval", "split": split, "n": len(sampled.rewards())}
