@@ -92,7 +92,4 @@ def test_a_long_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
         watching.evaluating("test", 2, 2)
         watching.step(3, 9, RL, {"total": 1.0})
     assert "rloo evaluating test" in live.getvalue()
-    assert (
-        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", live.getvalue()).rstrip().endswith("0:00:00")
-        or "3/3" in live.getvalue()
-    )
+    assert "3/3" in live.getvalue()  # the steps done, not the problems
