@@ -56,7 +56,7 @@ class Run:
     @property
     def supervised(self) -> bool:
         """Whether the run imitates answers: it has a loss, and no rewards while training."""
-        return "sft" in (setting(self.config, "stage"), setting(self.config, "method"))
+        return setting(self.config, "method") == "sft"
 
 
 def setting(config: Mapping[str, Any], name: str) -> str:

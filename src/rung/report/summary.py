@@ -11,17 +11,13 @@ from rung.report.series import Point, number, points, smoothing_window
 from rung.report.text import escape
 
 _STAGES = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
-_STEP_TABLES = ("training", "train", "optimizer", "schedule", "loop", "learner", "update")
 
 
 def planned_steps(config: Mapping[str, object]) -> int | None:
     """How many steps the recipe asks for, if it says so."""
-    tables = [config, *(value for name in _STEP_TABLES if isinstance(value := config.get(name), Mapping))]
-    for table in tables:
-        steps = table.get("steps")
-        if isinstance(steps, int) and not isinstance(steps, bool):
-            return steps
-    return None
+    training = config.get("training")
+    steps = training.get("steps") if isinstance(training, Mapping) else None
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
 
 def last_step(run: Run) -> int:
@@ -46,9 +42,9 @@ def status(run: Run) -> tuple[str, str]:
 def header(run: Run) -> str:
     """Name, stage, method, model, start and status."""
     kind, words = status(run)
-    stage = setting(run.config, "stage") or ("sft" if run.supervised else "rl" if run.train else "")
+    stage = "sft" if run.supervised else "rl" if run.train else ""
     facts = [
-        ("stage", _STAGES.get(stage, stage)),
+        ("stage", _STAGES.get(stage, "")),
         ("method", setting(run.config, "method")),
         ("model", _model(run)),
         ("task", setting(run.config, "task")),
