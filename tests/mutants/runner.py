@@ -1,6 +1,6 @@
 """Plant a mistake in a function, run the test that has to notice, and put the function back.
 
-A mutant is data (mutants.toml): which function, which piece of its source, what stands there instead, which test.
+A mutant is data (core/*.toml): which function, which piece of its source, what stands there instead, which test.
 The function's code is exchanged in place, so that whoever has imported it runs the mistake.
 """
 
@@ -19,7 +19,7 @@ from types import FunctionType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DATA = Path(__file__).with_name("mutants.toml")
+DATA = Path(__file__).with_name("core")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Mutant:
 
 
 def load() -> list[Mutant]:
-    """All mutants of the data file."""
-    return [Mutant(**entry) for entry in tomllib.loads(DATA.read_text(encoding="utf-8"))["mutant"]]
+    """All mutants of the numeric core, file by file."""
+    files = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*.toml"))]
+    return [Mutant(**entry) for data in files for entry in data["mutant"]]
 
 
 def resolve(target: str) -> FunctionType:
