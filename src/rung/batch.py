@@ -98,6 +98,9 @@ class Rollouts:
         behaviour_logprobs: [B, T], nats.
         old_logprobs: [B, T], the trainer's own at the start of the update, or None.
         reference_logprobs: [B, T], or None.
+        values: [B, T] V(s_t) of a critic before each token, reward units, or None.
+        bootstrap: [B] V after the last token of rows that an artificial limit cut off, 0 for the others, or None.
+        greedy_rewards: [B], what the judge said of the greedy completion of each row's prompt, or None.
     """
 
     completions: tuple[Completion, ...]
@@ -109,6 +112,9 @@ class Rollouts:
     behaviour_logprobs: PerToken
     old_logprobs: PerToken | None = field(default=None)
     reference_logprobs: PerToken | None = field(default=None)
+    values: PerToken | None = field(default=None)
+    bootstrap: PerSequence | None = field(default=None)
+    greedy_rewards: PerSequence | None = field(default=None)
 
     @property
     def rewards(self) -> PerToken:

@@ -1,4 +1,4 @@
-"""Estimates of KL(policy‖reference) from the sampled token, the divergence itself, and an adaptive coefficient.
+"""Estimates of KL(policy‖reference) from the sampled token, the divergence itself, entropy, and steered coefficients.
 
 With l = log π(a|s) − log π_ref(a|s) of a sampled token: k1 = l, k2 = ½l², k3 = e^(−l) − 1 + l. As *values* on policy
 samples k1 and k3 are unbiased and k2 is not. *Which gradient they give* is another question, and depends on where
@@ -11,6 +11,7 @@ per token, at the prefixes that the policy visits. Source: Schulman, "Approximat
 estimators; tests/unbiased/test_kl_gradients.py for every cell.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +86,8 @@ def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     Source: Schulman, "Approximating KL divergence" (2020), estimator k3; the KL term of GRPO (Shao et al. 2024,
     2402.03300, eq. 4).
     Differs from source: the exponent is capped at `MAX_LOG_RATIO` nats (a token that the reference finds e⁴⁰ times
-    likelier); there the value stops growing exponentially and only the linear part has a gradient.
+    likelier); there the value stops growing exponentially and only the linear part has a gradient. `capped` tells
+    where.
 
     Args:
         policy_logprobs: log π of the sampled tokens, nats. Gradient flows.
@@ -106,6 +108,24 @@ def k3(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:
     """
     log_ratio = k1(policy_logprobs, reference_logprobs)
     return (-log_ratio).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio
+
+
+def capped(policy_logprobs: PerToken, reference_logprobs: PerToken) -> torch.Tensor:
+    """Which tokens `k3` has capped, to be counted and shown: there it is no longer an estimate of KL.
+
+        log π_ref(a|s) − log π(a|s) > MAX_LOG_RATIO
+
+    Args:
+        policy_logprobs: log π of the sampled tokens, nats.
+        reference_logprobs: log π_ref of the same tokens, nats.
+
+    Returns:
+        [B, T] bool; False where either is NaN. Off the mask it means nothing: combine it with the mask.
+
+    >>> capped(torch.tensor([[-120.0, -1.0]]), torch.tensor([[-0.5, -1.3]]))
+    tensor([[ True, False]])
+    """
+    return -k1(policy_logprobs, reference_logprobs) > MAX_LOG_RATIO
 
 
 def kl_divergence(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tensor:
@@ -129,6 +149,36 @@ def kl_divergence(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tenso
     return (p.exp() * (p - q)).sum(-1)
 
 
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """The entropy of a categorical distribution, over the last axis.
+
+        H = −Σ_v p(v) log p(v)
+
+    As a bonus it is *subtracted* from a loss: −c H, so that a step down the loss spreads the policy.
+
+    Args:
+        logits: [..., V], up to an additive constant. Gradient flows. −∞ excludes an entry, which then adds nothing.
+
+    Returns:
+        [...], nats, between 0 and log V.
+
+    >>> entropy(torch.tensor([0.5, 0.25, 0.25]).log())  # 1.5 bits
+    tensor(1.0397)
+    """
+    logprobs = logits.log_softmax(-1)
+    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 · log 0 is 0, and 0 · ∞ would be NaN
+    return -(logprobs.exp() * finite).sum(-1)
+
+
+def _require_measured(kl: float, sequences: int) -> None:
+    """Refuse what no divergence can be: a coefficient steered by it would be NaN, or follow noise, to the end."""
+    if not (0.0 <= kl < math.inf and sequences >= 0):
+        raise InvalidInput(
+            f"a KL coefficient is steered by a mean divergence that is finite and ≥ 0, got {kl} of {sequences} "
+            f"sequences; measure it by k3 or by the full divergence: a mean of k1 may be negative by chance"
+        )
+
+
 @dataclass(frozen=True)
 class AdaptiveKL:
     """A KL coefficient that is steered towards a target divergence.
@@ -148,10 +198,78 @@ class AdaptiveKL:
 
     def __post_init__(self) -> None:
         """Refuse a controller that could not work."""
-        if self.coefficient < 0 or self.target <= 0 or self.horizon <= 0:
+        if not (self.coefficient >= 0 and self.target > 0 and self.horizon > 0):
             raise InvalidInput("an adaptive KL needs coefficient ≥ 0, target > 0 and horizon > 0")
 
     def update(self, sequence_kl: float, sequences: int) -> "AdaptiveKL":
-        """The next controller, after `sequences` sequences whose mean KL was `sequence_kl` nats."""
+        """The next controller, after `sequences` sequences whose mean KL was `sequence_kl` nats.
+
+        Raises:
+            InvalidInput: the measured KL is NaN, infinite or negative.
+        """
+        _require_measured(sequence_kl, sequences)
         error = min(max(sequence_kl / self.target - 1.0, -0.2), 0.2)
         return replace(self, coefficient=self.coefficient * (1.0 + error * sequences / self.horizon))
+
+
+@dataclass(frozen=True)
+class DoublingKL:
+    """A KL coefficient that is halved or doubled when the divergence leaves a band around its target.
+
+        KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
+
+    Source: Schulman et al. 2017, 1707.06347, section 4 (PPO with a penalty): there the divergence is KL(old‖policy),
+    a trust region, which is not the divergence from the reference.
+
+    >>> DoublingKL(coefficient=1.0, target=0.01).update(0.02, 256).coefficient
+    2.0
+    """
+
+    coefficient: float
+    target: float
+
+    def __post_init__(self) -> None:
+        """Refuse a controller that could not work."""
+        if not (self.coefficient >= 0 and self.target > 0):
+            raise InvalidInput("a doubling KL needs coefficient ≥ 0 and target > 0")
+
+    def update(self, kl: float, sequences: int) -> "DoublingKL":
+        """The next controller, after a mean divergence of `kl`; how many `sequences` it was measured on is not used."""
+        if kl < self.target / 1.5:
+            return replace(self, coefficient=self.coefficient / 2.0)
+        return replace(self, coefficient=self.coefficient * 2.0) if kl > 1.5 * self.target else self
+
+
+@dataclass(frozen=True)
+class DoublingKL:
+    """A KL coefficient that is halved or doubled when a step's divergence leaves a band around its target.
+
+        KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
+
+    Source: Schulman et al. 2017, 1707.06347, section 4 (the adaptive penalty of PPO). The divergence is that of the
+    step, KL(π_old‖π), mean over states.
+
+    >>> DoublingKL(coefficient=1.0, target=0.01).update(0.02, 256).coefficient
+    2.0
+    """
+
+    coefficient: float
+    target: float
+
+    def __post_init__(self) -> None:
+        """Refuse a controller that could not work: 0 stays 0, however often it is doubled."""
+        if not (self.coefficient > 0 and self.target > 0):
+            raise InvalidInput("a doubling KL needs coefficient > 0 and target > 0")
+
+    def update(self, kl: float, sequences: int) -> "DoublingKL":
+        """The next controller, after an update with mean KL `kl` nats; how many `sequences` does not matter here.
+
+        Raises:
+            InvalidInput: the measured KL is NaN, infinite or negative.
+        """
+        _require_measured(kl, sequences)
+        if kl < self.target / 1.5:
+            return replace(self, coefficient=self.coefficient / 2.0)
+        if kl > self.target * 1.5:
+            return replace(self, coefficient=self.coefficient * 2.0)
+        return self

@@ -78,9 +78,9 @@ def test_a_slot_gets_what_it_names():
 
 
 def test_a_slot_that_asks_for_something_else_is_refused_by_name():
-    with pytest.raises(
-        InvalidInput, match=r"asks for 'values'; there is groups, mask, returns, rewards, valid"
-    ):
+    with pytest.raises(InvalidInput, match=r"asks for 'scores'; there is behaviour_logprobs, bootstrap, greedy"):
+        replace(PLAIN, credit=lambda scores: scores).prepare(two_rows())
+    with pytest.raises(InvalidInput, match="'plain' asks for values: annotate them"):
         replace(PLAIN, credit=lambda values: values).prepare(two_rows())
     close(call_by_name(lambda a, b=2.0: a + b, {"a": f64(1.0)}), 3.0)
 
@@ -216,7 +216,7 @@ def test_missing_annotations_are_named():
     with pytest.raises(InvalidInput, match="KL in the loss: annotate reference"):
         method.loss(policy, method.prepare(batch), weights)
     method = ppo_loo(kl_coefficient=0.0)
-    with pytest.raises(InvalidInput, match="importance ratio: annotate old"):
+    with pytest.raises(InvalidInput, match="asks for old_logprobs: annotate them"):
         method.loss(policy, method.prepare(batch), weights)
 
 

@@ -1,0 +1,1 @@
+"""Joins estimators and oracle: what an estimator is the expectation of, exactly, and how noisy it is."""
