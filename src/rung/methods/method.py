@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -65,8 +65,17 @@ class TrainingBatch:
 
     def rows(self, index: torch.Tensor) -> "TrainingBatch":
         """The same batch, restricted to some rows."""
+
+        def of(values: PerToken | None) -> PerToken | None:
+            return None if values is None else values[index]
+
         return TrainingBatch(
-            **{name: None if value is None else value[index] for name, value in vars(self).items()}
+            self.mask[index],
+            self.credit[index],
+            of(self.old_logprobs),
+            of(self.reference_logprobs),
+            of(self.behaviour_logprobs),
+            of(self.correction),
         )
 
 
@@ -263,17 +272,18 @@ class Method:
     def state(self) -> dict[str, float]:
         """What `after` changes, as numbers for a checkpoint; empty for most methods."""
         state: dict[str, float] = {}
-        if hasattr(self.credit, "after"):
-            state["baseline"] = self.credit.value
+        credit: Any = self.credit
+        if hasattr(credit, "after"):
+            state["baseline"] = credit.value
         if self.kl is not None and not isinstance(self.kl.coefficient, float | int):
             state["kl_coefficient"] = self.kl.beta
         return state
 
     def with_state(self, state: Mapping[str, float]) -> "Method":
         """The method as it was when `state` was taken."""
-        method = self
-        if "baseline" in state and hasattr(self.credit, "after"):
-            method = replace(method, credit=replace(self.credit, value=state["baseline"]))  # type: ignore[type-var]
+        method, credit = self, cast(Any, self.credit)
+        if "baseline" in state and hasattr(credit, "after"):
+            method = replace(method, credit=replace(credit, value=state["baseline"]))
         if "kl_coefficient" in state and self.kl is not None:
             method = replace(method, kl=self.kl.with_coefficient(state["kl_coefficient"]))
         return method
