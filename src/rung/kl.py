@@ -214,34 +214,6 @@ class AdaptiveKL:
 
 @dataclass(frozen=True)
 class DoublingKL:
-    """A KL coefficient that is halved or doubled when the divergence leaves a band around its target.
-
-        KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
-
-    Source: Schulman et al. 2017, 1707.06347, section 4 (PPO with a penalty): there the divergence is KL(old‖policy),
-    a trust region, which is not the divergence from the reference.
-
-    >>> DoublingKL(coefficient=1.0, target=0.01).update(0.02, 256).coefficient
-    2.0
-    """
-
-    coefficient: float
-    target: float
-
-    def __post_init__(self) -> None:
-        """Refuse a controller that could not work."""
-        if not (self.coefficient >= 0 and self.target > 0):
-            raise InvalidInput("a doubling KL needs coefficient ≥ 0 and target > 0")
-
-    def update(self, kl: float, sequences: int) -> "DoublingKL":
-        """The next controller, after a mean divergence of `kl`; how many `sequences` it was measured on is not used."""
-        if kl < self.target / 1.5:
-            return replace(self, coefficient=self.coefficient / 2.0)
-        return replace(self, coefficient=self.coefficient * 2.0) if kl > 1.5 * self.target else self
-
-
-@dataclass(frozen=True)
-class DoublingKL:
     """A KL coefficient that is halved or doubled when a step's divergence leaves a band around its target.
 
         KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
