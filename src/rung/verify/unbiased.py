@@ -1,0 +1,208 @@
+"""Anybody's loss, against the exact gradient of the objective: a number for a person, an assertion for a test.
+
+    def my_loss(policy_logprobs, rewards, mask, groups):
+        baseline = …
+        return -((rewards - baseline).unsqueeze(1) * policy_logprobs * mask).sum() / len(rewards)
+
+    rung.verify.assert_unbiased(my_loss)
+
+A loss is a function that names what it needs, of:
+
+    policy_logprobs     [B, T] float64, differentiable: log π(a_t|s_t) of the sampled tokens, 0 off the mask
+    old_logprobs        [B, T] the policy's at the start of the update
+    behaviour_logprobs  [B, T] the sampler's
+    reference_logprobs  [B, T] a frozen reference's
+    rewards             [B] one for each completion
+    mask                [B, T] bool, True counts
+    groups              [B] int64: the same id, the same prompt
+    values              [B, T] an imperfect critic's V(s_t)
+    entropy             [B, T] of the policy at each token, differentiable
+
+and returns one number to minimise. It imports nothing of rung, and may be any library's own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from rung.exact import regularized_objective
+from rung.exact.token_mdp import FloatArray
+from rung.methods import Method
+from rung.methods.method import call_by_name
+from rung.verify.enumeration import Batch, Estimator, Moments, Setting, Situation, estimator_of, moments
+from rung.verify.problems import Problem, one_prompt, two_prompts
+
+Loss = Callable[..., torch.Tensor]
+PROBLEMS = {"one prompt": one_prompt, "two prompts": two_prompts}
+
+
+@dataclass(frozen=True)
+class Bias:
+    """An estimator beside the gradient that it is compared with.
+
+    Attributes:
+        problem: which one.
+        setting: what was sampled.
+        moments: of the estimator.
+        target: [n] the exact gradient of the objective.
+    """
+
+    problem: str
+    setting: Setting
+    moments: Moments
+    target: FloatArray
+
+    @property
+    def relative(self) -> float:
+        """|E[ĝ] − ∇J| / |∇J|: 0 for an unbiased estimator."""
+        return float(np.linalg.norm(self.moments.ascent - self.target) / np.linalg.norm(self.target))
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between E[ĝ] and ∇J; 0 where E[ĝ] vanishes."""
+        size = np.linalg.norm(self.moments.ascent) * np.linalg.norm(self.target)
+        return float(self.moments.ascent @ self.target / size) if size > 0 else 0.0
+
+    @property
+    def scale(self) -> float:
+        """The multiple of ∇J that is nearest to E[ĝ]."""
+        return float(self.moments.ascent @ self.target / (self.target @ self.target))
+
+    @property
+    def relative_beside_scale(self) -> float:
+        """|E[ĝ] − scale · ∇J| / |E[ĝ]|: 0 where only the length is off, or the sign."""
+        size = np.linalg.norm(self.moments.ascent)
+        off = np.linalg.norm(self.moments.ascent - self.scale * self.target)
+        return float(off / size) if size > 0 else 0.0
+
+
+@cache
+def _problem(name: str) -> Problem:
+    return PROBLEMS[name]()
+
+
+def estimator_of_loss(loss: Loss) -> Estimator:
+    """A loss of anybody's as an estimator: it is given what its parameters name."""
+
+    def estimate(batch: Batch) -> torch.Tensor:
+        rollouts = batch.rollouts
+        available = {
+            "policy_logprobs": batch.policy_logprobs,
+            "old_logprobs": rollouts.old_logprobs,
+            "behaviour_logprobs": rollouts.behaviour_logprobs,
+            "reference_logprobs": rollouts.reference_logprobs,
+            "rewards": rollouts.outcome_rewards,
+            "mask": rollouts.mask,
+            "groups": rollouts.groups,
+            "values": rollouts.values,
+            "entropy": batch.entropy,
+        }
+        return call_by_name(loss, available)
+
+    return estimate
+
+
+def bias_and_variance(
+    loss: Loss | Method,
+    *,
+    problem: str = "one prompt",
+    group_size: int = 2,
+    situation: Situation = "on-policy",
+    kl_coefficient: float = 0.0,
+) -> Bias:
+    """What a loss does on average, and how much it scatters, over everything that could be sampled.
+
+    Args:
+        loss: a function as described above, or a method of rung's.
+        problem: "one prompt" (seven sequences of one or two tokens, six reward values) or "two prompts" (which share
+            all parameters).
+        group_size: G, completions for each prompt.
+        situation: "on-policy", "stale" (the policy has moved since sampling) or "mismatch" (another sampler).
+        kl_coefficient: β of the objective J − β KL(policy‖reference) that it is compared with.
+
+    Raises:
+        InvalidInput: the loss asks for something that there is not, or returns no differentiable number.
+
+    >>> def backwards(policy_logprobs, rewards):
+    ...     return (rewards.unsqueeze(1) * policy_logprobs).sum() / len(rewards)
+    >>> round(bias_and_variance(backwards).cosine, 6)
+    -1.0
+    """
+    setting = Setting(_problem(problem), group_size, situation)
+    estimator = estimator_of(loss) if isinstance(loss, Method) else estimator_of_loss(loss)
+    target = setting.problem.mean_over_prompts(
+        lambda mdp, policy, reference: regularized_objective(mdp, policy, reference, kl_coefficient).gradient
+    )
+    ordered = not isinstance(loss, Method)  # nothing is known of a loss, not even that order is nothing to it
+    return Bias(problem, setting, moments(estimator, setting, ordered=ordered), target)
+
+
+def assert_unbiased(
+    loss: Loss | Method,
+    *,
+    group_size: int = 2,
+    up_to_scale: bool = False,
+    situation: Situation = "on-policy",
+    kl_coefficient: float = 0.0,
+    tolerance: float = 1e-8,
+) -> None:
+    """Assert that a loss's expected gradient is −∇J exactly, on one prompt and on two that share parameters.
+
+    For anybody's tests: it imports torch and numpy only, and takes a second.
+
+    Args:
+        loss: see `bias_and_variance`.
+        group_size: G, completions for each prompt.
+        up_to_scale: accept a positive multiple of ∇J (a batch mean that includes its own sample, say).
+        situation: what is sampled by whom.
+        kl_coefficient: β of the objective J − β KL(policy‖reference).
+        tolerance: of |E[ĝ] − ∇J| / |∇J|.
+
+    Raises:
+        AssertionError: it is not; with the bias, the cosine and what they mean.
+
+    >>> from rung.methods import rloo
+    >>> assert_unbiased(rloo(kl_coefficient=0.0))
+    """
+    for problem in PROBLEMS:
+        bias = bias_and_variance(
+            loss,
+            problem=problem,
+            group_size=group_size,
+            situation=situation,
+            kl_coefficient=kl_coefficient,
+        )
+        error = bias.relative_beside_scale if up_to_scale else bias.relative
+        wrong_way = up_to_scale and bias.scale <= 0
+        if error > tolerance or wrong_way:
+            raise AssertionError(
+                f"not {'a positive multiple of' if up_to_scale else ''} the gradient of J on the problem "
+                f'"{problem}", G = {group_size}, {situation}:\n{describe(bias)}'
+            )
+
+
+def describe(bias: Bias) -> str:
+    """What a bias means, in a sentence, with its numbers."""
+    numbers = (
+        f"relative bias {bias.relative:.3g}, cosine {bias.cosine:.6f}, scale {bias.scale:.6g}, "
+        f"covariance trace {bias.moments.trace:.4g}"
+    )
+    if bias.relative < 1e-8:
+        meaning = "unbiased: on average it is the gradient of the objective"
+    elif np.linalg.norm(bias.moments.ascent) < 1e-10 * np.linalg.norm(bias.target):
+        meaning = "it does nothing: on average its gradient is 0"
+    elif bias.relative_beside_scale < 1e-8:
+        meaning = (
+            "the right direction, another length: a matter of the learning rate"
+            if bias.scale > 0
+            else "it descends: exactly the wrong sign"
+        )
+    elif bias.cosine <= 0:
+        meaning = "it does not climb the objective at all"
+    else:
+        angle = np.degrees(np.arccos(min(bias.cosine, 1.0)))
+        meaning = f"another direction, {angle:.1f}° off the gradient of the objective"
+    return f"{numbers}\n{meaning}"
