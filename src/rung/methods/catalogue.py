@@ -1,74 +1,45 @@
-"""The named methods. Read them side by side: the lines that differ are what the papers differ in."""
+"""The named methods, one word each. What each one estimates is derived in `rung.verify`, and measured there."""
 
 from collections.abc import Callable
-from functools import partial
 
-from rung.aggregation import sequence_mean, sequence_sum
-from rung.credit import group_standardized, leave_one_out, reward_to_go_minus_batch_mean, total_return
-from rung.kl import k1, k3
-from rung.methods.method import KLPenalty, Method
-from rung.policy_losses import clipped_loss, policy_gradient_loss
-
-
-def vpg(*, kl_coefficient: float = 0.05) -> Method:
-    """Vanilla policy gradient: the whole return on every token. Unbiased, and as noisy as it gets."""
-    return Method(
-        name="vpg",
-        credit=total_return,
-        policy_loss=policy_gradient_loss,
-        kl=KLPenalty(k1, placement="reward", coefficient=kl_coefficient),
-        aggregation=sequence_sum,
-    )
-
-
-def reinforce(*, kl_coefficient: float = 0.05) -> Method:
-    """REINFORCE with a baseline: the return from each token on, minus the batch's mean. Unbiased up to 1 − 1/B."""
-    return Method(
-        name="reinforce",
-        credit=reward_to_go_minus_batch_mean,
-        policy_loss=policy_gradient_loss,
-        kl=KLPenalty(k1, placement="reward", coefficient=kl_coefficient),
-        aggregation=sequence_sum,
-    )
-
-
-def rloo(*, kl_coefficient: float = 0.05) -> Method:
-    """REINFORCE with a leave-one-out baseline: unbiased, no critic, at least two samples per prompt."""
-    return Method(
-        name="rloo",
-        credit=leave_one_out,
-        policy_loss=policy_gradient_loss,
-        kl=KLPenalty(k1, placement="reward", coefficient=kl_coefficient),
-        aggregation=sequence_sum,
-    )
-
-
-def ppo_loo(*, kl_coefficient: float = 0.05, clip_low: float = 0.2, clip_high: float = 0.2) -> Method:
-    """PPO's clipped ratio on leave-one-out credit, for several updates per batch. No critic, hence not `ppo`."""
-    return Method(
-        name="ppo-loo",
-        credit=leave_one_out,
-        policy_loss=partial(clipped_loss, clip_low=clip_low, clip_high=clip_high),
-        kl=KLPenalty(k1, placement="reward", coefficient=kl_coefficient),
-        aggregation=sequence_sum,
-    )
-
-
-def grpo(*, kl_coefficient: float = 0.05, clip_low: float = 0.2, clip_high: float = 0.2) -> Method:
-    """GRPO as published: standardised credit, k3 in the loss, the mean over each sequence. All three bias it."""
-    return Method(
-        name="grpo",
-        credit=group_standardized,
-        policy_loss=partial(clipped_loss, clip_low=clip_low, clip_high=clip_high),
-        kl=KLPenalty(k3, placement="loss", coefficient=kl_coefficient),
-        aggregation=sequence_mean,
-    )
-
+from rung.methods.group import cispo, dapo, dr_grpo, grpo, gspo
+from rung.methods.method import Method
+from rung.methods.reinforce import (
+    reinforce,
+    reinforce_constant,
+    reinforce_learned,
+    reinforce_moving_average,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    reinforce_step_mean,
+    remax,
+    rloo,
+    rloo_corrected,
+    vpg,
+)
+from rung.methods.trust import a2c, dual_clip, impala, ppo_loo, ppo_penalty, trpo
 
 CATALOGUE: dict[str, Callable[..., Method]] = {
     "vpg": vpg,
+    "reinforce-constant": reinforce_constant,
     "reinforce": reinforce,
+    "reinforce-step-mean": reinforce_step_mean,
+    "reinforce-moving-average": reinforce_moving_average,
+    "reinforce-learned": reinforce_learned,
     "rloo": rloo,
-    "grpo": grpo,
+    "rloo-corrected": rloo_corrected,
+    "remax": remax,
+    "reinforce++": reinforce_pp,
+    "reinforce++-baseline": reinforce_pp_baseline,
+    "a2c": a2c,
+    "impala": impala,
     "ppo-loo": ppo_loo,
+    "dual-clip": dual_clip,
+    "ppo-penalty": ppo_penalty,
+    "trpo": trpo,
+    "grpo": grpo,
+    "dr-grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "cispo": cispo,
 }

@@ -13,6 +13,7 @@ from rung.batch import Rollouts
 from rung.errors import InvalidInput
 from rung.masked import masked_sum, require_same_shape, select
 from rung.methods.penalty import KLPenalty
+from rung.methods.training_batch import TrainingBatch
 from rung.notation import PerToken, Scalar, TokenMask
 from rung.trust_region import TrustRegion
 
@@ -41,42 +42,6 @@ def call_by_name(slot: Slot, available: Mapping[str, Any]) -> torch.Tensor:
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidInput(f"a slot asks for {name!r}; there is {', '.join(sorted(available))}")
     return slot(**arguments)
-
-
-@dataclass(frozen=True)
-class TrainingBatch:
-    """What the losses of one optimizer step read. [B, T] each; made once per rollout batch, indexed by row.
-
-    Attributes:
-        mask: the tokens that train: sampled by the policy, in valid and selected rows.
-        credit: Ψ, detached.
-        old_logprobs: frozen at the start of the update, or None if the method does not need them.
-        reference_logprobs: of the frozen reference, or None.
-        behaviour_logprobs: as sampled, or None if no slot reads them.
-        correction: detached weights between sampler and trainer, or None.
-    """
-
-    mask: TokenMask
-    credit: PerToken
-    old_logprobs: PerToken | None = None
-    reference_logprobs: PerToken | None = None
-    behaviour_logprobs: PerToken | None = None
-    correction: PerToken | None = None
-
-    def rows(self, index: torch.Tensor) -> "TrainingBatch":
-        """The same batch, restricted to some rows."""
-
-        def of(values: PerToken | None) -> PerToken | None:
-            return None if values is None else values[index]
-
-        return TrainingBatch(
-            self.mask[index],
-            self.credit[index],
-            of(self.old_logprobs),
-            of(self.reference_logprobs),
-            of(self.behaviour_logprobs),
-            of(self.correction),
-        )
 
 
 @dataclass(frozen=True)

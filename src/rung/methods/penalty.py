@@ -12,6 +12,7 @@ from rung.masked import masked_sum, select
 from rung.notation import PerToken, TokenMask
 
 Controller = AdaptiveKL | DoublingKL
+Coefficient = float | Controller
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class KLPenalty:
 
     estimator: Callable[[PerToken, PerToken], PerToken]
     placement: Literal["reward", "loss"]
-    coefficient: float | Controller
+    coefficient: Coefficient
     against: Literal["reference", "old"] = "reference"
     level: Literal["token", "sequence"] = "token"
     weight: Literal["detached", "live"] | None = None
