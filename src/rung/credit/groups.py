@@ -7,9 +7,10 @@ rows, get credit 0 and touch nobody else's.
 
 import torch
 
+from rung.credit.returns import counted_rows
 from rung.errors import InvalidInput
-from rung.masked import select
-from rung.notation import GroupIds, PerSequence
+from rung.masked import select, whiten
+from rung.notation import GroupIds, PerSequence, PerToken, TokenMask
 
 
 def _group_sums(values: torch.Tensor, members: torch.Tensor, number: int) -> torch.Tensor:
@@ -131,3 +132,43 @@ def group_standardized(
     std = (squares / (sizes - correction).clamp(min=1)).sqrt()
     flat = std < 1e-6 * means.abs().clamp(min=1.0)
     return torch.where(flat, torch.zeros_like(centered), centered / torch.where(flat, 1.0, std + epsilon))
+
+
+def whitened_group_centered(
+    returns: PerSequence,
+    groups: GroupIds,
+    mask: TokenMask,
+    valid: torch.Tensor | None = None,
+    *,
+    correction: int = 0,
+) -> PerToken:
+    """Return minus the group's mean, on every token, whitened over all tokens of the batch.
+
+        A_i = R_i − mean R of the group        Ψ_it = (A_i − mean A) / std A        over every counted token
+
+    Source: Hu 2025, 2501.03262 (REINFORCE++, its form with a baseline); the population standard deviation, as the
+    authors' code has it.
+
+    Args:
+        returns: [B], R of each sequence, reward units.
+        groups: [B] integer ids.
+        mask: [B, T] bool.
+        valid: [B] bool, or None for all. Rows that cannot be compared get 0 and enter neither mean nor spread.
+        correction: 0 for the population standard deviation, 1 for the sample one.
+
+    Returns:
+        [B, T], standard deviations, 0 off the mask.
+
+    Exactness:
+        Biased at every finite batch size: the spread depends on the sample itself, and the mean over tokens is not 0
+        once lengths differ. One spread for the whole batch, so that prompts keep their weights relative to each other.
+        Checked by tests/unbiased/test_credit_family.py::test_whitening_biases.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> whitened_group_centered(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), mask)
+    tensor([[ 0.7071,  0.7071],
+            [-1.4142,  0.0000]])
+    """
+    centered, sizes, _, _ = _centered(returns, groups, counted_rows(mask, valid))
+    counted = mask & (counted_rows(mask, valid) & (sizes >= 2)).unsqueeze(1)
+    return whiten(centered.unsqueeze(1).expand(mask.shape), counted, correction=correction)

@@ -1,7 +1,10 @@
 """Returns: a sequence's own rewards, summed over the whole of it or from each token on."""
 
 import torch
+from torch.nn.functional import pad
 
+from rung.credit.scan import Steps, discounted_suffix_sum, require_fractions
+from rung.errors import InvalidInput
 from rung.masked import masked_sum, select
 from rung.notation import PerToken, TokenMask
 
@@ -9,6 +12,21 @@ from rung.notation import PerToken, TokenMask
 def _steps(mask: TokenMask) -> torch.Tensor:
     """[B, T] the number of sampled tokens before each one: time as the policy sees it, holes skipped."""
     return mask.cumsum(1) - mask.long()
+
+
+def counted_rows(mask: TokenMask, valid: torch.Tensor | None) -> torch.Tensor:
+    """[B] bool: the rows with a counted token that are valid, all of them if `valid` is None.
+
+    >>> counted_rows(torch.tensor([[True, True], [False, False]]), None)
+    tensor([ True, False])
+    """
+    if valid is None:
+        return mask.any(1)
+    if valid.dtype != torch.bool or valid.shape != mask.shape[:1]:
+        raise InvalidInput(
+            f"valid must be boolean [B], got {valid.dtype} {tuple(valid.shape)} beside mask {tuple(mask.shape)}"
+        )
+    return mask.any(1) & valid
 
 
 def total_return(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> PerToken:
@@ -34,6 +52,7 @@ def total_return(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
     >>> total_return(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([[3., 3., 0.]])
     """
+    require_fractions(gamma=gamma)
     discounted = rewards if gamma == 1.0 else rewards * gamma ** _steps(mask).to(rewards.dtype)
     return select(masked_sum(discounted, mask, dim=1).unsqueeze(1).expand_as(rewards), mask)
 
@@ -60,10 +79,59 @@ def reward_to_go(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
     >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, True]]), gamma=0.5)
     tensor([[3., 4., 4.]])
     """
-    kept = select(rewards, mask)
-    running = torch.zeros_like(kept[:, 0]) if kept.shape[1] else kept.sum(1)
-    out = []
-    for t in range(kept.shape[1] - 1, -1, -1):
-        running = torch.where(mask[:, t], kept[:, t] + gamma * running, running)
-        out.append(running)
-    return select(torch.stack(out[::-1], dim=1), mask) if out else kept
+    require_fractions(gamma=gamma)
+    steps = Steps.of(mask)
+    return steps.by_token(discounted_suffix_sum(steps.by_step(rewards), gamma))
+
+
+def rewards_from_next(next_rewards: torch.Tensor) -> PerToken:
+    """Rewards by the token that earned them, from rewards by the time at which they arrive.
+
+        r_t = R_{t+1}
+
+    In Sutton and Barto the reward for the action at t arrives with the next state and carries its index, so their
+    arrays begin with an R_0 that does not exist.
+
+    Source: Sutton and Barto, 2nd ed., section 3.1 (S_0, A_0, R_1, S_1, …).
+
+    Args:
+        next_rewards: [B, T + 1], R_0 … R_T; R_0 is 0 or NaN.
+
+    Returns:
+        [B, T], r_0 … r_{T−1}.
+
+    Raises:
+        InvalidInput: no column for R_0, or a reward in it: then the array is by token already, or shifted.
+
+    >>> rewards_from_next(torch.tensor([[0.0, 5.0, 7.0]]))
+    tensor([[5., 7.]])
+    """
+    if next_rewards.ndim != 2 or next_rewards.shape[1] < 1:
+        raise InvalidInput(f"rewards R_0 … R_T must be [B, T + 1], got {tuple(next_rewards.shape)}")
+    if bool(next_rewards[:, 0].nan_to_num(nan=0.0).any()):
+        raise InvalidInput("R_0 does not exist, but the first column has rewards: are these r_t already?")
+    return next_rewards[:, 1:]
+
+
+def rewards_to_next(rewards: PerToken) -> torch.Tensor:
+    """Rewards by the time at which they arrive, from rewards by the token that earned them.
+
+        R_{t+1} = r_t        R_0 = 0
+
+    Source: Sutton and Barto, 2nd ed., section 3.1.
+
+    Args:
+        rewards: [B, T], r_0 … r_{T−1}.
+
+    Returns:
+        [B, T + 1], R_0 … R_T.
+
+    Raises:
+        InvalidInput: the rewards are not [B, T].
+
+    >>> rewards_to_next(torch.tensor([[5.0, 7.0]]))
+    tensor([[0., 5., 7.]])
+    """
+    if rewards.ndim != 2:
+        raise InvalidInput(f"rewards must be [B, T], got {tuple(rewards.shape)}")
+    return pad(rewards, (1, 0))
