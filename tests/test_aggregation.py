@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from rung.aggregation import Totals, constant_length, count, sequence_mean, sequence_sum, token_mean
 from rung.errors import InvalidInput
-from tests.batches import close, f64, flags
+from rung.policy_losses import importance_weighted_loss
+from tests.batches import close, f64, flags, gradient, leaf
+from tests.toys import assert_digits
 
 MASK = flags([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]])  # lengths 3, 0, 1: two sequences, four tokens
 EVERY = [sequence_sum, sequence_mean, token_mean, partial(constant_length, length=8)]
@@ -152,3 +154,32 @@ def test_the_constant_length_is_positive():
     for length in (0, -3):
         with pytest.raises(InvalidInput, match="positive"):
             constant_length(MASK, length)
+
+
+def test_published_values_of_two_rows_of_different_lengths():
+    """Losses of 1 and one of 10 at the end, five tokens beside ten: 2.35, 2.2 and 1.65 (L = 10)."""
+    mask = torch.arange(10) < f64([[5.0], [10.0]])
+    losses = torch.ones(2, 10, dtype=torch.float64)
+    losses[0, 4] = losses[1, 9] = 10.0
+    for aggregation, value in (
+        (sequence_mean, 2.35),
+        (token_mean, 2.2),
+        (partial(constant_length, length=10), 1.65),
+    ):
+        close((aggregation(mask) * losses).sum(), value)
+
+
+def test_published_gradients_by_the_ratio():
+    """Advantage 2 over four and seven tokens: how much of it reaches each token's ratio; 1/11 for an advantage of 1."""
+    mask = torch.arange(7) < f64([[4.0], [7.0]])
+
+    def by_ratio(aggregation, advantage):
+        ratio = leaf([[1.0] * 7] * 2)
+        loss = importance_weighted_loss(
+            ratio.log(), torch.zeros_like(ratio), torch.full_like(ratio, advantage)
+        )
+        return -gradient((aggregation(mask) * loss).sum(), ratio)[:, 0].numpy()
+
+    assert_digits(by_ratio(sequence_mean, 2.0), [0.25, 0.1429], 4)
+    assert_digits(by_ratio(partial(constant_length, length=7), 2.0), [0.1429, 0.1429], 4)
+    assert_digits(by_ratio(token_mean, 1.0), [0.0909, 0.0909], 4)

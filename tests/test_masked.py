@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.errors import InvalidInput
-from rung.masked import masked_mean, masked_sum, masked_var, require_same_shape, select, whiten
+from rung.masked import (
+    Statistics,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    merge,
+    require_same_shape,
+    select,
+    statistics,
+    whiten,
+)
 from tests.batches import INF, NAN, close, f64, flags, gradient, leaf
 
 JUNK = [NAN, INF, -INF, 1e300, -7.0]
@@ -162,3 +172,91 @@ def test_case_H12_a_metric_does_not_see_sentinels_off_the_mask():
     logprobs, mask = f64([[-0.5, -0.7, 1.0, 1.0]]), flags([[1, 1, 0, 0]])
     close(-masked_sum(logprobs, mask), 1.2)
     close(-masked_mean(logprobs, mask), 0.6)
+
+
+# --- statistics of parts -------------------------------------------------------------------------------------------
+
+# Case B5: four tokens, one, and none.
+PARTS = [
+    (f64([[1.0, 2.0, NAN], [3.0, 4.0, NAN]]), flags([[1, 1, 0], [1, 1, 0]])),
+    (f64([[10.0, NAN, INF]]), flags([[1, 0, 0]])),
+    (f64([[NAN, INF, 7.0]]), flags([[0, 0, 0]])),
+]
+
+
+def test_statistics_by_hand():
+    found = [statistics(x, mask) for x, mask in PARTS]
+    assert found == [Statistics(4, 2.5, 5.0), Statistics(1, 10.0, 0.0), Statistics(0, 0.0, 0.0)]
+    assert Statistics(4, 2.5, 5.0).variance() == pytest.approx(5 / 3, abs=1e-15)
+    assert Statistics(4, 2.5, 5.0).variance(0) == 1.25
+    for correction in (1, 2):
+        assert Statistics(1, 10.0, 0.0).variance(correction) == 0.0
+        assert Statistics(0, 0.0, 0.0).variance(correction) == 0.0
+
+
+def test_statistics_are_constants_in_float64():
+    found = statistics(torch.tensor([1.0, 1.0 + 2**-20], requires_grad=True), flags([1, 1]))
+    assert found.mean == 1.0 + 2**-21
+    assert found.squares == 2.0**-41  # float32 could not hold the mean
+    x = leaf([1.0, 3.0])
+    close(gradient(whiten(x, flags([1, 1]), correction=0) * f64([1.0, 5.0]), x), [1.0, 5.0])
+
+
+def test_case_B5_merged_by_hand():
+    """Mean 4; squares 5 within the first part, 4 (2.5 − 4)² + (10 − 4)² = 45 between the parts."""
+    assert merge([statistics(x, mask) for x, mask in PARTS]) == Statistics(5, 4.0, 50.0)
+    assert merge([]) == Statistics(0, 0.0, 0.0)
+    assert merge([Statistics(0, 0.0, 0.0)] * 3) == Statistics(0, 0.0, 0.0)
+    assert merge([Statistics(0, NAN, NAN), Statistics(2, 3.0, 1.0)]) == Statistics(2, 3.0, 1.0)
+
+
+def test_case_B5_a_part_is_whitened_by_the_statistics_of_all():
+    merged = merge([statistics(x, mask) for x, mask in PARTS])
+    for correction, variance in ((0, 10.0), (1, 12.5)):
+        s = math.sqrt(variance)
+        found = [whiten(x, mask, correction=correction, statistics=merged) for x, mask in PARTS]
+        close(found[0], [[-3 / s, -2 / s, 0.0], [-1 / s, 0.0, 0.0]])
+        close(found[1], [[6 / s, 0.0, 0.0]])
+        close(found[2], [[0.0, 0.0, 0.0]])
+    x, mask = PARTS[1]
+    close(
+        whiten(x, mask, shift_mean=False, correction=0, statistics=merged),
+        [[6 / math.sqrt(10) + 4, 0.0, 0.0]],
+    )
+    close(whiten(x, mask, statistics=Statistics(5, 4.0, 0.0)), [[0.0, 0.0, 0.0]])  # a flat whole
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.floats(-100, 100), st.booleans()), max_size=6), min_size=1, max_size=5),
+    st.randoms(),
+)
+def test_merged_statistics_are_those_of_everything_together(parts, random):
+    """Plain Python floats over all that counts; no order changes a bit of the result."""
+    kept = [x for part in parts for x, on in part if on]
+    found = [
+        statistics(
+            f64([x if on else NAN for x, on in part]), torch.tensor([on for _, on in part], dtype=torch.bool)
+        )
+        for part in parts
+    ]
+    mean = math.fsum(kept) / max(len(kept), 1)
+    merged = merge(found)
+    assert merged.count == len(kept)
+    assert merged.mean == pytest.approx(mean, abs=1e-10)
+    assert merged.squares == pytest.approx(math.fsum((x - mean) ** 2 for x in kept), abs=1e-8)
+    random.shuffle(found)
+    assert merge(iter(found)) == merged
+
+
+def test_merging_keeps_the_digits_of_a_small_spread_around_a_large_mean():
+    """1e8 and 1e8 + 1, each alone in its part: a sum of squares minus a square of sums would give noise of 1."""
+    parts = [statistics(f64([1e8 + k]), flags([1])) for k in (0, 1)]
+    assert merge(parts) == Statistics(2, 1e8 + 0.5, 0.5)
+
+
+def test_case_E9_statistics_take_only_a_boolean_mask():
+    for wrong in (f64([0.5, -1.5]), torch.tensor([1, 1])):
+        with pytest.raises(InvalidInput, match="boolean"):
+            statistics(f64([2.0, 3.0]), wrong)
+    with pytest.raises(InvalidInput, match="same shape"):
+        whiten(f64([2.0, 3.0]), flags([[1, 1]]), statistics=Statistics(2, 0.0, 1.0))

@@ -1,13 +1,27 @@
 import math
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from rung.aggregation import constant_length, sequence_mean, sequence_sum, token_mean
 from rung.errors import InvalidInput
-from rung.policy_losses import clipped_loss, importance_weighted_loss, policy_gradient_loss
-from tests.batches import close, f64, gradient, leaf
+from rung.models.head import Head, picked_logprobs
+from rung.policy_losses import (
+    cispo_loss,
+    clipped_loss,
+    importance_weighted_loss,
+    policy_gradient_loss,
+    sequence_clipped_loss,
+)
+from rung.rollout.sampling import draw
+from tests.batches import INF, NAN, close, f64, flags, gradient, leaf
+from tests.toys import assert_digits
 
 WITH_RATIO = [importance_weighted_loss, clipped_loss]
+sequence_clip = partial(sequence_clipped_loss, clip_low=0.2, clip_high=0.2)
 
 
 def ratio_and_slope(loss, ratio, credit, **settings):
@@ -125,3 +139,179 @@ def test_case_N6_a_loss_of_zero_is_not_a_gradient_of_zero():
         value = loss(policy, torch.full_like(policy, -0.4).detach(), credit)
         close(value.sum(), 0.0)
         close(gradient(value, policy), [[-1.0, 1.0]])
+
+
+# --- the clip of whole sequences -----------------------------------------------------------------------------------
+
+RATIOS = f64([[4.0, 0.5, NAN, 0.5], [3.0, NAN, INF, 3.0], [0.25, 7.0, 7.0, 7.0], [1.0, 1.0, 1.0, 1.0]])
+SEQUENCES = flags([[1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def test_the_clip_of_sequences_by_hand():
+    """Geometric means 1 (4 · ½ · ½), 3 and ¼ over lengths 3, 2 and 1; the last row counts nothing."""
+    policy = RATIOS.log().requires_grad_()
+    credit = f64([[2.0], [2.0], [2.0], [2.0]]).expand(4, 4)
+    loss = sequence_clip(policy, torch.zeros(4, 4, dtype=torch.float64), credit, SEQUENCES)
+    per_row = f64([[-2.0], [-2.4], [-0.5], [0.0]])
+    close(loss, torch.where(SEQUENCES, per_row, 0.0))
+    # −s A/L on each token, L times over: of the first row −2, of the third −½; the second is clipped.
+    close(gradient(loss, policy), [[-2.0, -2.0, 0.0, -2.0], [0.0] * 4, [-0.5, 0.0, 0.0, 0.0], [0.0] * 4])
+
+
+def test_a_sequence_of_bad_credit_is_clipped_from_below_and_unbounded_above():
+    policy = RATIOS.log().requires_grad_()
+    credit = torch.full((4, 4), -1.0, dtype=torch.float64)
+    loss = sequence_clip(policy, torch.zeros(4, 4, dtype=torch.float64), credit, SEQUENCES)
+    close(loss, torch.where(SEQUENCES, f64([[1.0], [3.0], [0.8], [0.0]]), 0.0))
+    slope = gradient(loss, policy)
+    close(slope[1], [3.0, 0.0, 0.0, 3.0])
+    close(slope[2], [0.0] * 4)
+
+
+def test_the_bounds_of_a_sequence_are_separate():
+    def at(ratio, credit):
+        loss = sequence_clipped_loss(
+            f64([[ratio]]).log(), f64([[0.0]]), f64([[credit]]), flags([[1]]), clip_low=0.1, clip_high=0.4
+        )
+        return loss.item()
+
+    assert [at(1.3, 1.0), at(1.5, 1.0)] == pytest.approx([-1.3, -1.4], abs=1e-12)
+    assert [at(0.95, -1.0), at(0.85, -1.0)] == pytest.approx([0.95, 0.9], abs=1e-12)
+
+
+def test_a_sequence_has_one_credit_the_mean_of_its_tokens():
+    """Ratios 2 and 2, credits 1 and 4 (and NaN off the mask): s A = 2 · 2.5, clipped to 1.2 · 2.5; 5 if not clipped."""
+    policy = f64([[2.0, 2.0, 9.0]]).log()
+    credit, mask, old = f64([[1.0, 4.0, NAN]]), flags([[1, 1, 0]]), torch.zeros(1, 3, dtype=torch.float64)
+    close(sequence_clip(policy, old, credit, mask), [[-3.0, -3.0, 0.0]])
+    wide = sequence_clipped_loss(policy, old, credit, mask, clip_low=0.2, clip_high=9.0)
+    close(wide, [[-5.0, -5.0, 0.0]])
+
+
+def test_the_clip_of_sequences_refuses_what_it_cannot_use():
+    row = f64([[0.0, 0.0]])
+    for wrong in (f64([[1.0, 0.0]]), torch.tensor([[1, 0]])):
+        with pytest.raises(InvalidInput, match="boolean"):
+            sequence_clip(row, row, row, wrong)
+    with pytest.raises(InvalidInput, match="same shape"):
+        sequence_clip(row, row, f64([[0.0], [0.0]]), flags([[1, 1]]))
+    with pytest.raises(InvalidInput, match="clipping needs"):
+        sequence_clipped_loss(row, row, row, flags([[1, 1]]), clip_low=NAN, clip_high=0.2)
+
+
+# --- the capped weight ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "credit", "weight"),
+    [
+        (0.25, 2.0, 0.25),
+        (1.0, -3.0, 1.0),
+        (1.9, 1.0, 1.9),
+        (2.5, 1.0, 2.0),
+        (2.5, -1.0, 2.0),
+        (50.0, 4.0, 2.0),
+    ],
+)
+def test_cispo_by_hand(ratio, credit, weight):
+    """Cap 2 and not 1 + 2. The slope by log π is −min(ρ, 2) Ψ, also beyond the cap: no token drops out."""
+    logprob = math.log(ratio) - 1.3
+    value, slope = ratio_and_slope(cispo_loss, ratio, credit, cap=2.0)
+    assert slope == pytest.approx(-weight * credit, abs=1e-12)
+    assert value == pytest.approx(-weight * credit * logprob, abs=1e-12)
+
+
+def test_the_cap_of_cispo_is_a_ratio_and_not_a_distance():
+    for wrong in (0.28, 0.0, -1.0, NAN):
+        with pytest.raises(InvalidInput, match="the largest ratio itself"):
+            cispo_loss(f64([0.0]), f64([0.0]), f64([1.0]), cap=wrong)
+
+
+def test_an_absurd_ratio_leaves_cispo_finite():
+    policy = torch.tensor([-1.0], requires_grad=True)
+    slope = gradient(cispo_loss(policy, torch.tensor([-200.0]), torch.tensor([1.0]), cap=5.0), policy)
+    assert slope.item() == pytest.approx(-5.0, abs=1e-6)
+
+
+# --- public cases --------------------------------------------------------------------------------------------------
+
+
+def test_case_D7_at_ratio_one_every_aggregation_has_a_gradient():
+    """Credit +1 over two tokens, −1 over six. Values 0, ½, 2, ¼; the gradient is −weight · credit on every token."""
+    mask = flags([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    credit = f64([[1.0], [-1.0]]).expand(2, 6)
+    values = {
+        sequence_mean: (0.0, [1 / 4, 1 / 12]),
+        token_mean: (0.5, [1 / 8, 1 / 8]),
+        sequence_sum: (2.0, [1 / 2, 1 / 2]),
+        partial(constant_length, length=8): (0.25, [1 / 16, 1 / 16]),
+    }
+    for aggregation, (value, (good, bad)) in values.items():
+        policy = leaf([[-0.7] * 6, [-1.1] * 6])
+        loss = (aggregation(mask) * clipped_loss(policy, policy.detach().clone(), credit)).sum()
+        close(loss, value)
+        close(gradient(loss, policy), [[-good, -good, 0.0, 0.0, 0.0, 0.0], [bad] * 6])
+
+
+def trainer_logprob(logits, token, temperature):
+    """As the policy scores a token: an output layer that hands the logits through."""
+    identity = torch.nn.Linear(len(logits), len(logits), bias=False, dtype=torch.float64)
+    torch.nn.init.eye_(identity.weight)
+    model = SimpleNamespace(get_output_embeddings=lambda: identity)
+    picked, _ = picked_logprobs(
+        f64([logits]), model, torch.tensor([token]), temperature=temperature, head=Head()
+    )
+    return picked.detach()
+
+
+def test_case_E1_sampler_and_trainer_share_the_temperature():
+    """Logits (2, 1, 0), T = 0.7, token 1: the ratio of the first step is 1. Mixed with T = 1 it would not be."""
+    token, sampled = draw(f64([[2.0, 1.0, 0.0]]), np.array([0.9]), 0.7)
+    assert token.tolist() == [1]
+    assert_digits(sampled.numpy(), [-1.68868983], 8)
+    own, plain = trainer_logprob([2.0, 1.0, 0.0], 1, 0.7), trainer_logprob([2.0, 1.0, 0.0], 1, 1.0)
+    assert_digits(plain.numpy(), [-1.40760596], 8)
+    close(importance_weighted_loss(own, sampled, f64([1.0])), [-1.0])
+    assert_digits(importance_weighted_loss(plain, sampled, f64([-1.0])).numpy(), [1.32456469], 8)
+    assert_digits(importance_weighted_loss(sampled, plain, f64([-1.0])).numpy(), [0.75496502], 8)
+
+
+def test_case_E8_a_logprob_is_looked_up_by_the_id_of_its_token():
+    """Two ids with nearly all the mass, −0.25 and −3.1, in either order: the sampled one counts, never the first."""
+    rest = math.log(1 - math.exp(-0.25) - math.exp(-3.1))
+    for logits, sampled_id in (([-0.25, -3.1, rest], 1), ([-3.1, -0.25, rest], 0)):
+        low = sum(math.exp(x) for x in logits[:sampled_id])
+        token, logprob = draw(f64([logits]), np.array([low + 0.5 * math.exp(-3.1)]), 1.0)
+        assert token.tolist() == [sampled_id]
+        close(logprob, [-3.1])
+        close(trainer_logprob(logits, sampled_id, 1.0), [-3.1])
+
+
+def test_case_E6_and_E7_for_the_losses_with_one_ratio_or_a_capped_one():
+    """Old −1.0, now −0.7: s = ρ = e^0.3. The clip of the sequence holds 1.2; the cap 1.1 holds the weight."""
+    policy, old, credit, mask = leaf([[-0.7]]), f64([[-1.0]]), f64([[1.0]]), flags([[1]])
+    loss = sequence_clip(policy, old, credit, mask)
+    close(loss, [[-1.2]])
+    close(gradient(loss, policy), [[0.0]])
+    close(gradient(cispo_loss(policy, old, credit, cap=1.1), policy), [[-1.1]])
+    close(gradient(cispo_loss(policy, old, credit, cap=5.0), policy), [[-math.exp(0.3)]])
+    same = f64([[-0.7]])
+    close(sequence_clip(policy, same, credit, mask), [[-1.0]])
+    close(gradient(cispo_loss(policy, same, credit, cap=5.0), policy), [[-1.0]])
+
+
+def test_case_H11_cispo_does_not_broadcast():
+    column, row = f64([[-0.5], [-1.5]]), f64([-0.5, -1.5])
+    for arguments in ((column, row, column), (column, column, row)):
+        with pytest.raises(InvalidInput, match="same shape"):
+            cispo_loss(*arguments, cap=2.0)
+
+
+def test_published_loss_of_three_actions():
+    """Clip 0.2, three actions at three states: a well-known test vector, here to more digits than it prints."""
+    new = f64([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]).log_softmax(-1)
+    old = f64([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [-3.0, -2.0, -1.0]]).log_softmax(-1)
+    actions = torch.tensor([[0], [1], [2]])
+    taken, before = new.gather(1, actions).squeeze(1), old.gather(1, actions).squeeze(1)
+    assert_digits(clipped_loss(taken, before, f64([0.3, 0.2, 0.1])).mean().item(), -0.1711778428, 10)
+    assert_digits(clipped_loss(taken, before, f64([-0.3, -0.2, -0.1])).mean().item(), 0.1933333333, 10)

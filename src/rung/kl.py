@@ -219,7 +219,7 @@ class DoublingKL:
         KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
 
     Source: Schulman et al. 2017, 1707.06347, section 4 (the adaptive penalty of PPO). The divergence is that of the
-    step, KL(π_old‖π), mean over states.
+    step, KL(π_old‖π), mean over states: a trust region, which the divergence from the reference is not.
 
     >>> DoublingKL(coefficient=1.0, target=0.01).update(0.02, 256).coefficient
     2.0
@@ -229,9 +229,9 @@ class DoublingKL:
     target: float
 
     def __post_init__(self) -> None:
-        """Refuse a controller that could not work: 0 stays 0, however often it is doubled."""
-        if not (self.coefficient > 0 and self.target > 0):
-            raise InvalidInput("a doubling KL needs coefficient > 0 and target > 0")
+        """Refuse a controller that could not work."""
+        if not (self.coefficient >= 0 and self.target > 0):
+            raise InvalidInput("a doubling KL needs coefficient ≥ 0 and target > 0")
 
     def update(self, kl: float, sequences: int) -> "DoublingKL":
         """The next controller, after an update with mean KL `kl` nats; how many `sequences` does not matter here.

@@ -1,12 +1,19 @@
 """Sums, means and variances over the entries that count.
 
 Entries off the mask are *selected away*, never multiplied by zero: NaN × 0 is NaN. An empty mask gives 0, not NaN.
+
+A batch that lies in several processes has one mean and one variance, not several: each process takes `statistics` of
+its own part, three numbers are exchanged, and each merges all of them. No function here knows about processes.
 """
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from rung.errors import InvalidInput
-from rung.notation import TokenMask
+from rung.notation import BOOKKEEPING, TokenMask
 
 
 def require_same_shape(**tensors: torch.Tensor) -> None:
@@ -75,7 +82,67 @@ def masked_var(
     return torch.where(count > correction, variance, torch.zeros_like(variance))
 
 
-def whiten(x: torch.Tensor, mask: TokenMask, *, shift_mean: bool = True, correction: int = 1) -> torch.Tensor:
+@dataclass(frozen=True)
+class Statistics:
+    """What mean and variance of some entries are made of; parts of a batch can be merged.
+
+    Attributes:
+        count: n, how many entries.
+        mean: of these; 0 where there are none.
+        squares: Σ (x − mean)², not yet divided by anything.
+    """
+
+    count: int
+    mean: float
+    squares: float
+
+    def variance(self, correction: int = 1) -> float:
+        """Σ (x − mean)² / (n − correction); 0 where n ≤ correction, as `masked_var`."""
+        return self.squares / (self.count - correction) if self.count > correction else 0.0
+
+
+def statistics(x: torch.Tensor, mask: TokenMask) -> Statistics:
+    """Count, mean and squared deviations of the entries that count, in float64. No gradient flows.
+
+    >>> statistics(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
+    Statistics(count=2, mean=2.0, squares=2.0)
+    """
+    precise = x.detach().to(BOOKKEEPING)
+    mean = masked_mean(precise, mask)
+    return Statistics(int(mask.sum()), float(mean), float(masked_sum((precise - mean).square(), mask)))
+
+
+def merge(parts: Iterable[Statistics]) -> Statistics:
+    """The statistics of all entries together, from those of parts that do not overlap. A part without an entry adds 0.
+
+        n = Σ n_k        mean = Σ n_k mean_k / n        squares = Σ squares_k + n_k (mean_k − mean)²
+
+    Sums are exact, so that no order of the parts changes a bit: every process that merges gets the same numbers.
+
+    Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+
+    Exactness:
+        Checked by tests/test_masked.py::test_merged_statistics_are_those_of_everything_together, and over real
+        processes by tests/test_processes.py::test_case_B5_whitening_over_processes_is_that_of_one.
+
+    >>> merge([Statistics(1, 1.0, 0.0), Statistics(1, 3.0, 0.0), Statistics(0, 0.0, 0.0)])
+    Statistics(count=2, mean=2.0, squares=2.0)
+    """
+    kept = [part for part in parts if part.count > 0]
+    count = sum(part.count for part in kept)
+    mean = math.fsum(part.count * part.mean for part in kept) / max(count, 1)
+    between = (part.count * (part.mean - mean) ** 2 for part in kept)
+    return Statistics(count, mean, math.fsum((*(part.squares for part in kept), *between)))
+
+
+def whiten(
+    x: torch.Tensor,
+    mask: TokenMask,
+    *,
+    shift_mean: bool = True,
+    correction: int = 1,
+    statistics: Statistics | None = None,
+) -> torch.Tensor:
     """Scale the entries that count to standard deviation 1, mean 0; with `shift_mean=False` the old mean returns.
 
         shift_mean:      (x − mean) / std
@@ -84,11 +151,22 @@ def whiten(x: torch.Tensor, mask: TokenMask, *, shift_mean: bool = True, correct
     A spread below 1e-6·max(1, |mean|) is rounding, not signal: the result is then 0 (or the mean).
     Off-mask entries are 0. Over a batch this biases a policy gradient: the spread depends on the sample itself.
 
+    Args:
+        x: any shape. Mean and spread are constants under ∇.
+        mask: the same shape, bool.
+        shift_mean: whether the mean is removed.
+        correction: 1 for the sample standard deviation, 0 for the population one.
+        statistics: of a larger batch that x is a part of; None for those of x itself.
+
     >>> whiten(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, True]))
     tensor([-1.,  1.,  0.])
     """
-    mean = masked_mean(x, mask)
-    std = masked_var(x, mask, correction=correction).sqrt()
-    flat = std < 1e-6 * mean.abs().clamp(min=1.0)
-    scaled = torch.where(flat, torch.zeros_like(x), (select(x, mask) - mean) / torch.where(flat, 1.0, std))
-    return select(scaled if shift_mean else scaled + mean, mask)
+    of = _own_statistics(x, mask) if statistics is None else statistics
+    std = math.sqrt(of.variance(correction))
+    centered = select(x, mask) - of.mean
+    flat = std < 1e-6 * max(1.0, abs(of.mean))
+    scaled = torch.zeros_like(centered) if flat else centered / std
+    return select(scaled if shift_mean else scaled + of.mean, mask)
+
+
+_own_statistics = statistics  # inside `whiten` the name is an argument
