@@ -115,7 +115,7 @@ def reward_to_go_minus_step_mean(
         Biased once lengths differ, and not in scale alone: with p_t the chance to be alive at t, the part of the
         gradient that comes from step t is multiplied by 1 − (1 − (1−p_t)^B) / (B p_t), which falls with t. With equal
         lengths it is 1 − 1/B at every step.
-        Checked by tests/unbiased/test_credit_family.py::test_a_mean_at_each_step_turns_the_gradient.
+        Checked by tests/unbiased/test_credit_baselines.py::test_a_mean_at_each_step_turns_the_gradient.
 
     >>> mask = torch.tensor([[True, True], [True, False]])
     >>> reward_to_go_minus_step_mean(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), mask)
@@ -148,7 +148,7 @@ def minus_greedy(
     Exactness:
         Unbiased: the greedy sequence does not depend on what was sampled. It need not lower the variance: where the
         greedy return is 0 this is plain REINFORCE.
-        Checked by tests/unbiased/test_credit_family.py::test_the_greedy_return_never_biases_and_may_not_help.
+        Checked by tests/unbiased/test_credit_baselines.py::test_the_greedy_return_never_biases_and_may_not_help.
 
     >>> minus_greedy(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25]))
     tensor([ 0.7500, -0.2500])
@@ -180,7 +180,7 @@ def whitened_to_go(
 
     Exactness:
         Biased at every finite batch size: mean and spread depend on the sample itself, and long sequences weigh more
-        in both. Checked by tests/unbiased/test_credit_family.py::test_whitening_biases.
+        in both. Checked by tests/unbiased/test_credit_baselines.py::test_whitening_biases.
 
     >>> mask = torch.tensor([[True, True], [True, False]])
     >>> whitened_to_go(torch.tensor([[0.0, 3.0], [0.0, 0.0]]), mask)

@@ -162,7 +162,7 @@ def whitened_group_centered(
     Exactness:
         Biased at every finite batch size: the spread depends on the sample itself, and the mean over tokens is not 0
         once lengths differ. One spread for the whole batch, so that prompts keep their weights relative to each other.
-        Checked by tests/unbiased/test_credit_family.py::test_whitening_biases.
+        Checked by tests/unbiased/test_credit_baselines.py::test_whitening_biases.
 
     >>> mask = torch.tensor([[True, True], [True, False]])
     >>> whitened_group_centered(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), mask)

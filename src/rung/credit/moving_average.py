@@ -27,7 +27,7 @@ class MovingAverage:
     Exactness:
         Unbiased, because b is older than the batch. With the batch's own mean already in b the gradient would be
         1 − (1 − m)/B of ∇J.
-        Checked by tests/unbiased/test_credit_family.py::test_a_moving_average_of_earlier_batches_does_not_bias.
+        Checked by tests/unbiased/test_credit_baselines.py::test_a_moving_average_of_earlier_batches_does_not_bias.
 
     >>> baseline = MovingAverage(1.0, 0.5)
     >>> baseline(torch.tensor([[0.0, 3.0]]), torch.tensor([[True, True]]))

@@ -64,7 +64,7 @@ def vtrace(
         The targets' fixed point is the value of π_ρ̄ ∝ min(ρ̄ μ, π), not of π. As Ψ the credit is biased: the prefixes
         are those of μ, and the weights are capped. On policy with caps of at least 1 the targets are those of
         `gae`, A + V, and with λ = 1 the credit is G_t − V(s_t).
-        Checked by tests/unbiased/test_credit_family.py::test_vtrace_targets_settle_at_the_value_of_the_capped_policy
+        Checked by tests/unbiased/test_credit_vtrace.py::test_vtrace_targets_settle_at_the_value_of_the_capped_policy
         and tests/reductions/test_credit.py::test_vtrace_on_policy_is_the_lambda_return.
 
     >>> import torch
@@ -128,7 +128,7 @@ def vtrace_credit(
 
     Exactness:
         Biased, as `vtrace` says. Checked by
-        tests/unbiased/test_credit_family.py::test_what_the_credit_of_vtrace_follows.
+        tests/unbiased/test_credit_vtrace.py::test_what_the_credit_of_vtrace_follows.
 
     >>> import torch
     >>> one, half = torch.ones(1, 1), torch.full((1, 1), 0.5).log()
