@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from rung.cli import importing, quickstart, report, train
+from rung.cli import importing, quickstart, report, train, verify
 from rung.errors import RungError, UsageError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("report")(report.report)
+app.command("verify")(verify.verify)
 app.command("import")(importing.import_checkpoint)
 
 

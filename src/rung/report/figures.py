@@ -44,7 +44,8 @@ def one_line_definitions(keys: Sequence[str]) -> str:
     return f'<div class="defs">{"".join(lines)}</div>{folded}'
 
 
-def _legend(series: Sequence[Series]) -> str:
+def legend(series: Sequence[Series]) -> str:
+    """What each line's color and mark stand for."""
     items: list[str] = []
     for one in series:
         swatch = f'<path class="line" d="M1 6H23"/>{marker(one.marker, 12, 6, 3)}'
@@ -124,7 +125,7 @@ def figure(panel: Panel) -> str:
         logarithmic=panel.logarithmic,
     )
     return (
-        f"<figure><figcaption>{escape(panel.title)}</figcaption>{chart}{_legend(panel.series)}{_caption(panel)}"
+        f"<figure><figcaption>{escape(panel.title)}</figcaption>{chart}{legend(panel.series)}{_caption(panel)}"
         f"{one_line_definitions([one.key for one in panel.series])}{_numbers(panel.series)}</figure>"
     )
 

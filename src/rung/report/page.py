@@ -21,11 +21,13 @@ CONFIG_CHARACTERS = 30_000
 MOST_MORE_PANELS = 16
 
 
-def _template(name: str) -> str:
+def template(name: str) -> str:
+    """A file that is shipped beside this module."""
     return (files("rung.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _section(name: str, title: str, content: str) -> str:
+def section(name: str, title: str, content: str) -> str:
+    """A headed part of a page, or nothing."""
     return f'<section id="{name}"><h2>{title}</h2>{content}</section>' if content else ""
 
 
@@ -126,14 +128,15 @@ def _page(run: Run, rollouts: Rollouts) -> str:
     links = "".join(
         f'<a href="#{name}">{title}</a>' for name, (title, content) in sections.items() if content
     )
-    body = "".join(_section(name, title, content) for name, (title, content) in sections.items())
-    return Template(_template("page.html")).substitute(
+    body = "".join(section(name, title, content) for name, (title, content) in sections.items())
+    return Template(template("page.html")).substitute(
         title=escape(run_name(run)),
-        style=_template("style.css"),
+        style=template("style.css"),
         header=header(run),
         links=links,
         notes=_notes(run.notes),
         sections=body,
+        footer="Written by rung from this run's files.",
     )
 
 

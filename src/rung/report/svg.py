@@ -96,16 +96,16 @@ def _interval(point: Point, x_axis: Axis, y_axis: Axis) -> str:
     return f'<path class="bar" d="M{left} {low}h{width}M{left} {high}h{width}M{_number(x)} {low}V{high}"/>'
 
 
-def _mark(series: Series, point: Point, x_axis: Axis, y_axis: Axis, size: float) -> str:
+def _mark(series: Series, point: Point, x_axis: Axis, y_axis: Axis, size: float, x_name: str) -> str:
     """A point's mark with its interval; a value that cannot be drawn is a cross at the bottom."""
     x = x_axis(point.x)
     data = f' data-x="{point.x:.17g}"'
     step = format_number(point.x, 9)
     if point.y is None:
-        title = f"step {step}: {series.label} is not a finite number"
+        title = f"{x_name} {step}: {series.label} is not a finite number"
         return marker("cross", x, BOTTOM - 4, 3, f' class="bad"{data} data-y=""', title)
     data += f' data-y="{point.y!r}"'
-    title = f"step {step}: {series.label} {format_number(point.y, 4)}"
+    title = f"{x_name} {step}: {series.label} {format_number(point.y, 4)}"
     if point.low is not None and point.high is not None:
         data += f' data-low="{point.low!r}" data-high="{point.high!r}"'
         title += f" (95 %: {format_number(point.low, 4)} to {format_number(point.high, 4)})"
@@ -143,6 +143,8 @@ def line_chart(
     x_label: str = "step",
     bounds: tuple[float, float] | None = None,
     logarithmic: bool = False,
+    x_name: str = "step",
+    whole: bool = True,
 ) -> str:
     """Several series over one x axis: raw points, error bars where points have intervals, and lines.
 
@@ -153,6 +155,8 @@ def line_chart(
         x_label: quantity and unit.
         bounds: the y axis, if all values lie within.
         logarithmic: use a logarithmic y axis if the positive values span a decade.
+        x_name: what stands before an x value in a tooltip.
+        whole: write whole numbers only along the x axis.
     """
     points = [point for one in series for point in one.points]
     values = [
@@ -161,25 +165,25 @@ def line_chart(
     decades = log_axis(values, BOTTOM, TOP) if logarithmic else None
     y_axis = decades or linear_axis(values, BOTTOM, TOP, bounds=bounds)
     x_axis = _x_axis([point.x for point in points])
-    ticks = [(x_axis(tick), format_number(tick, 6)) for tick in x_axis.ticks(6, whole=True)]
+    ticks = [(x_axis(tick), format_number(tick, 6)) for tick in x_axis.ticks(6, whole=whole)]
     body = [_grid(y_axis), _base(ticks, x_label, y_label)]
     for one in series:
         shown = thin(one.points)
         size = 3 if len(shown) <= 12 else 2 if len(shown) <= 60 else 1.5
         faint = " faint" if one.noisy and smoothing_window(len(one.points)) > 1 else ""
-        marks = "".join(_mark(one, point, x_axis, y_axis, size) for point in shown)
+        marks = "".join(_mark(one, point, x_axis, y_axis, size, x_name) for point in shown)
         name = f'data-series="{escape(one.label)}" data-key="{escape(one.key)}"'
         lines = _lines(one, x_axis, y_axis)
         body.append(f'<g class="s{one.color}{faint}" {name}>{lines}<g class="marks">{marks}</g></g>')
-    return _svg(f"{title}. {'; '.join(_in_words(one) for one in series)}", "".join(body))
+    return _svg(f"{title}. {'; '.join(_in_words(one, x_name) for one in series)}", "".join(body))
 
 
-def _in_words(series: Series) -> str:
+def _in_words(series: Series, x_name: str) -> str:
     finite = [point for point in series.points if point.y is not None]
     if not finite:
         return f"{series.label}: no finite value"
     first, last = (
-        f"{format_number(p.y or 0.0)} at step {format_number(p.x, 9)}" for p in (finite[0], finite[-1])
+        f"{format_number(p.y or 0.0)} at {x_name} {format_number(p.x, 9)}" for p in (finite[0], finite[-1])
     )
     return f"{series.label}: {first}" + (f", {last}" if len(finite) > 1 else "")
 
