@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rung.credit import group_centered, group_standardized, leave_one_out
+from rung.credit import group_centered, group_standardized, leave_one_out, whitened_group_centered
 from rung.errors import InvalidInput
 from tests.batches import INF, NAN, close, f64, flags
 
@@ -148,3 +148,46 @@ def test_case_E9_group_ids_are_integers_and_validity_is_boolean(function):
         function(f64([0.5, 1.5]), f64([0.0, 0.0]))
     with pytest.raises(InvalidInput, match="boolean"):
         function(f64([0.5, 1.5]), ids([0, 0]), ids([1, 1]))
+
+
+# --- whitened after centring -----------------------------------------------------------------------------------------
+
+
+def test_whitened_group_centered_by_hand():
+    """Groups (1, 3) and (0, 4): A = −1, 1, −2, 2 on 2, 1, 1, 1 tokens. Mean over tokens −1/5, variance 11/5 − 1/25."""
+    returns, groups = f64([1.0, 0.0, 3.0, 4.0]), ids([7, -2, 7, -2])
+    mask = flags([[1, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]])
+    std = math.sqrt(11 / 5 - 1 / 25)
+    expected = f64([[-0.8, 0.0, -0.8], [-1.8, 0.0, 0.0], [0.0, 1.2, 0.0], [2.2, 0.0, 0.0]])
+    close(whitened_group_centered(returns, groups, mask), expected / std)
+    close(whitened_group_centered(returns, groups, mask, correction=1), expected / (std * math.sqrt(5 / 4)))
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_case_B12_rows_that_cannot_be_compared_enter_no_whitening(junk):
+    """An invalid row, one without a token, and one whose group has no other: 0, and nobody sees their tokens."""
+    returns, groups = f64([1.0, junk, 5.0, 0.0, junk]), ids([0, 0, 3, 0, 0])
+    mask = flags([[1, 1], [1, 1], [1, 1], [1, 0], [0, 0]])
+    found = whitened_group_centered(returns, groups, mask, flags([1, 0, 1, 1, 1]))
+    root = math.sqrt(0.5)  # A = ½, ½, −½: mean 1/6, variance 2/9
+    close(found, [[root, root], [0.0, 0.0], [0.0, 0.0], [-2 * root, 0.0], [0.0, 0.0]])
+
+
+def test_case_B1_whitening_groups_by_id_not_by_position():
+    """Two prompts in turns; centred (2/3, −1/3, −1/3) and (0, −1, 1), one token each; then in every rotation."""
+    returns, groups = f64([1.0, 5.0, 0.0, 4.0, 0.0, 6.0]), ids([1, 2, 1, 2, 1, 2])
+    mask = torch.ones(6, 1, dtype=torch.bool)
+    std = math.sqrt((2 / 3 + 2) / 6)
+    expected = f64([2 / 3, 0.0, -1 / 3, -1.0, -1 / 3, 1.0]).unsqueeze(1) / std
+    for shift in range(6):
+        found = whitened_group_centered(returns.roll(shift), groups.roll(shift), mask)
+        close(found, expected.roll(shift, 0))
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_case_B3_whitening_groups_without_a_difference_gives_zero(correction):
+    mask = flags([[1, 1], [1, 0]])
+    for returns in ([2.0, 2.0], [0.3, 0.1 + 0.2]):
+        found = whitened_group_centered(f64(returns), ids([0, 0]), mask, correction=correction)
+        close(found, [[0.0, 0.0], [0.0, 0.0]])
+    close(whitened_group_centered(f64([2.0]), ids([0]), flags([[1]]), correction=correction), [[0.0]])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rung.credit import reward_to_go, total_return
+from rung.credit import reward_to_go, rewards_from_next, rewards_to_next, total_return
 from rung.errors import InvalidInput
 from tests.batches import INF, NAN, close, f64, flags, rollouts
 
@@ -84,3 +84,51 @@ def test_case_E9_only_a_boolean_mask_of_the_same_shape(function):
         function(f64([[1.0, 2.0]]), f64([[1.0, 1.0]]))
     with pytest.raises(InvalidInput, match="same shape"):
         function(f64([[1.0, 2.0]]), flags([[1]]))
+
+
+@pytest.mark.parametrize("function", [total_return, reward_to_go])
+def test_a_discount_outside_the_unit_interval_is_refused(function):
+    for gamma in (-0.1, 1.5, NAN):
+        with pytest.raises(InvalidInput, match="gamma must be between 0 and 1"):
+            function(f64([[1.0, 2.0]]), flags([[1, 1]]), gamma=gamma)
+
+
+@pytest.mark.parametrize("junk", [NAN, INF])
+@pytest.mark.parametrize("function", [total_return, reward_to_go])
+def test_junk_off_the_mask_has_no_gradient_and_spoils_none(function, junk):
+    """With holes and without: Σ_t (t + 1) Ψ_t gives r_k the sum of the weights it reaches."""
+    for mask, total, to_go in (
+        ([[1, 1, 0]], [3.0, 3.0, 0.0], [1.0, 3.0, 0.0]),
+        ([[1, 0, 1]], [4.0, 0.0, 4.0], [1.0, 0.0, 4.0]),
+    ):
+        rewards = f64([[1.0, 2.0, 3.0]]).masked_fill(~flags(mask), junk).requires_grad_()
+        (slope,) = torch.autograd.grad(
+            (f64([[1.0, 2.0, 3.0]]) * function(rewards, flags(mask))).sum(), rewards
+        )
+        close(slope, [total if function is total_return else to_go])
+
+
+# --- rewards by the time at which they arrive ------------------------------------------------------------------------
+
+
+def test_the_reward_for_the_action_at_t_arrives_at_the_next_time():
+    """Three steps: R_1, R_2, R_3 are r_0, r_1, r_2, and returns by either index agree: G_1 = R_2 + γ R_3."""
+    arriving = f64([[0.0, 1.0, 2.0, 4.0], [NAN, 8.0, 0.0, 0.0]])
+    rewards = rewards_from_next(arriving)
+    close(rewards, [[1.0, 2.0, 4.0], [8.0, 0.0, 0.0]])
+    close(reward_to_go(rewards, flags([[1, 1, 1], [1, 1, 1]]), gamma=0.5)[0, 1:2], [2.0 + 0.5 * 4.0])
+    close(rewards_to_next(rewards), [[0.0, 1.0, 2.0, 4.0], [0.0, 8.0, 0.0, 0.0]])
+
+
+def test_rewards_that_are_by_token_already_are_refused():
+    with pytest.raises(InvalidInput, match="R_0 does not exist"):
+        rewards_from_next(f64([[0.0, 1.0], [3.0, 1.0]]))
+
+
+def test_case_H11_rewards_of_another_shape_are_refused():
+    for rewards in (f64([0.0, 1.0]), f64([[], []]), f64([[[0.0, 1.0]]])):
+        with pytest.raises(InvalidInput, match="must be"):
+            rewards_from_next(rewards)
+    with pytest.raises(InvalidInput, match=r"must be \[B, T\]"):
+        rewards_to_next(f64([1.0]))
+    close(rewards_from_next(f64([[0.0], [0.0]])), torch.zeros(2, 0, dtype=torch.float64))
