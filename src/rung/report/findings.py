@@ -18,16 +18,18 @@ COLORS = 7
 
 
 def cell_text(cell: Cell, digits: int = 4) -> str:
-    """A cell as people read it. What is smaller than rounding is 0.
+    """A cell as people read it. What is smaller than rounding is 0, and 1 is written only of what is 1.
 
-    >>> [cell_text(cell) for cell in (0.123456, 3e-17, True, None, "k1", 7)]
-    ['0.1235', '0', 'yes', '', 'k1', '7']
+    >>> [cell_text(cell) for cell in (0.123456, 3e-17, 0.99997, True, None, "k1", 7)]
+    ['0.1235', '0', '0.99997', 'yes', '', 'k1', '7']
     """
     if cell is None:
         return ""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, float):
+        while digits < 10 and abs(abs(cell) - 1.0) > 1e-9 and format_number(abs(cell), digits) == "1":
+            digits += 1
         return format_number(0.0 if abs(cell) < 1e-12 else cell, digits)
     return str(cell)
 
@@ -37,7 +39,11 @@ def _note(text: str) -> str:
 
 
 def _table(data: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in data.columns)
+    first = data.rows[0] if data.rows else data.columns
+    head = "".join(
+        f'<th scope="col"{_words(cell)}>{escape(name)}</th>'
+        for name, cell in zip(data.columns, first, strict=True)
+    )
     body = "".join(
         f'<tr><th scope="row">{escape(cell_text(row[0]))}</th>'
         + "".join(f"<td{_words(cell)}>{escape(cell_text(cell))}</td>" for cell in row[1:])
