@@ -71,6 +71,15 @@ def test_every_policy_falls_short_by_its_divergence_from_the_optimum(mdp, policy
 
 @COEFFICIENTS
 @pytest.mark.parametrize(("mdp", "policy", "reference"), PROBLEMS)
+def test_the_value_is_the_log_normaliser_of_the_sequences(mdp, policy, reference, beta):
+    """β log Σ_τ p_ref(τ) e^(R(τ)/β): the sum over sequences, where the oracle goes back over prefixes."""
+    total = sum(p * np.exp(mdp.total_return(tau.tokens) / beta) for tau, p in distribution(mdp, reference))
+    found = tilted_optimum(mdp, reference, beta).value
+    assert found == pytest.approx(beta * np.log(total), abs=1e-13)
+
+
+@COEFFICIENTS
+@pytest.mark.parametrize(("mdp", "policy", "reference"), PROBLEMS)
 def test_the_optimum_attains_its_value(mdp, policy, reference, beta):
     optimum = tilted_optimum(mdp, reference, beta)
     value = objective(mdp, optimum.policy)

@@ -24,18 +24,23 @@ from rung.exact.expectation import Group, Moments, expectation, expectation_over
 from rung.exact.policies import FixedPolicy, LogLinear, Policy, SoftmaxTable, after, evaluate
 from rung.exact.regularized import TiltedOptimum, regularized_objective, tilted_optimum
 from rung.exact.sequences import (
+    MDP,
     distribution,
     expected_over_prefixes,
     occupancy,
     sequence_logprob,
     sequence_score,
     token_scores,
+    visits,
 )
+from rung.exact.tabular_mdp import Episode, TabularMDP, tabulate
+from rung.exact.tabular_values import optimal_action_values, optimal_state_values
 from rung.exact.token_mdp import Prefix, TokenMDP, Trajectory
 from rung.exact.values import (
     ValueAndGradient,
     action_values,
     advantages,
+    gradient_without_time_discount,
     objective,
     objective_gradient,
     policy_gradient,
@@ -44,6 +49,8 @@ from rung.exact.values import (
 )
 
 __all__ = [
+    "MDP",
+    "Episode",
     "FixedPolicy",
     "Group",
     "LogLinear",
@@ -52,6 +59,7 @@ __all__ = [
     "Prefix",
     "SequenceKL",
     "SoftmaxTable",
+    "TabularMDP",
     "TiltedOptimum",
     "TokenMDP",
     "Trajectory",
@@ -64,10 +72,13 @@ __all__ = [
     "expectation",
     "expectation_over_prompts",
     "expected_over_prefixes",
+    "gradient_without_time_discount",
     "groups",
     "objective",
     "objective_gradient",
     "occupancy",
+    "optimal_action_values",
+    "optimal_state_values",
     "policy_gradient",
     "prefix_kl_policy_reference",
     "prefix_kl_reference_policy",
@@ -78,6 +89,8 @@ __all__ = [
     "sequence_logprob",
     "sequence_score",
     "state_values",
+    "tabulate",
     "tilted_optimum",
     "token_scores",
+    "visits",
 ]

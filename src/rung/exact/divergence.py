@@ -102,7 +102,8 @@ def sequence_kl_policy_reference(mdp: TokenMDP, policy: Policy, reference: Polic
         immediate = Σ_s d_π(s) ∇KL(s)
         future    = Σ_s d_π(s) Σ_a π(a|s) ∇ log π(a|s) K(s·a),   K(s) = KL(s) + Σ_a π(a|s) K(s·a)
 
-    K(s) is the divergence still to come after prefix s. The four are computed from their own line.
+    K(s) is the divergence still to come after prefix s. The four are computed from their own line. What an
+    environment answers has the same probability under both policies and cancels in the ratio.
 
     Source: the chain rule of relative entropy, Cover and Thomas, 2nd edition, theorem 2.5.3; the split of the
     gradient as in Tang and Munos 2025, arXiv:2506.09477.
@@ -169,19 +170,23 @@ def _future_at(mdp: TokenMDP, policy: Policy, reference: Policy, prefix: Prefix)
     gradient = np.zeros(jacobian.shape[1])
     for token, chance in enumerate(np.exp(logprobs)):
         if chance > 0.0:
-            gradient += chance * _kl_to_go(mdp, policy, reference, (*prefix, token)) * jacobian[token]
+            gradient += chance * _kl_after(mdp, policy, reference, prefix, token) * jacobian[token]
     return gradient
 
 
 def _kl_to_go(mdp: TokenMDP, policy: Policy, reference: Policy, prefix: Prefix) -> float:
-    """K(s) = KL(s) + Σ_a π(a|s) K(s·a), and 0 once the sequence has ended."""
-    if mdp.end_of(prefix) is not None:
-        return 0.0
+    """K(s) = KL(s) + Σ_a π(a|s) K(s·a)."""
     later = 0.0
     for token, chance in enumerate(np.exp(evaluate(policy, prefix, mdp.vocabulary_size)[0])):
         if chance > 0.0:
-            later += float(chance) * _kl_to_go(mdp, policy, reference, (*prefix, token))
+            later += float(chance) * _kl_after(mdp, policy, reference, prefix, token)
     return prefix_kl_policy_reference(policy, reference, prefix).value + later
+
+
+def _kl_after(mdp: TokenMDP, policy: Policy, reference: Policy, prefix: Prefix, token: int) -> float:
+    """K(s·a), averaged over what an environment answers; 0 when the token ended the sequence."""
+    following = mdp.successors(prefix, token)
+    return sum(answer * _kl_to_go(mdp, policy, reference, longer) for longer, answer in following)
 
 
 def _support(

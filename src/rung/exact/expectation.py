@@ -10,13 +10,10 @@ import numpy as np
 
 from rung.errors import InvalidInput
 from rung.exact.policies import Policy
-from rung.exact.sequences import distribution
+from rung.exact.sequences import MAX_OUTCOMES, distribution
 from rung.exact.token_mdp import FloatArray, TokenMDP, Trajectory
 
 Group: TypeAlias = tuple[Trajectory, ...]
-
-# Above this many outcomes an enumeration is a mistake rather than a test.
-MAX_OUTCOMES = 2_000_000
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,38 @@
-"""Policies as plain functions: prefix → (log-probabilities [V], their Jacobian [V, n]).
+"""Policies as plain functions: state → (log-probabilities [V], their Jacobian [V, n]).
 
-Any callable of this kind is a policy. `SoftmaxTable` gives every prefix logits of its own, `LogLinear` lets
-prefixes and prompts share parameters, `FixedPolicy` has none.
+Any callable of this kind is a policy. A state is the prefix of a token MDP or the number of a tabular MDP's state.
+`SoftmaxTable` gives every state logits of its own, `LogLinear` lets states and prompts share parameters,
+`FixedPolicy` has none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rung.errors import InvalidInput
-from rung.exact.token_mdp import FloatArray, Prefix
+from rung.exact.token_mdp import SUM_TOLERANCE, FloatArray, Prefix
 
-Policy: TypeAlias = Callable[[Prefix], tuple[FloatArray, FloatArray]]
-
-# Probabilities of a row that comes in as log-probabilities may miss 1 by rounding, not by more.
-SUM_TOLERANCE = 1e-9
+State: TypeAlias = Any  # a prefix (tuple of tokens) or the number of a state
+Policy: TypeAlias = Callable[[State], tuple[FloatArray, FloatArray]]
 
 
-def evaluate(
-    policy: Policy, prefix: Prefix, vocabulary_size: int | None = None
-) -> tuple[FloatArray, FloatArray]:
-    """Ask a policy for one prefix and check the answer, so that a faulty callable is found where it is wrong.
+def evaluate(policy: Policy, state: State, actions: int | None = None) -> tuple[FloatArray, FloatArray]:
+    """Ask a policy for one state and check the answer, so that a faulty callable is found where it is wrong.
 
     Args:
-        policy: prefix → (log π(·|s) [V], Jacobian [V, n]).
-        prefix: the tokens so far.
-        vocabulary_size: V, or None to take whatever the policy has.
+        policy: state → (log π(·|s) [V], Jacobian [V, n]).
+        state: the tokens so far, or the number of a state.
+        actions: V, the number of tokens or actions, or None to take whatever the policy has.
 
     Returns:
-        log π(·|s) [V] in nats, −∞ for a token that cannot be sampled, and ∂ log π(a|s)/∂θ [V, n].
+        log π(·|s) [V] in nats, −∞ for an action that cannot be sampled, and ∂ log π(a|s)/∂θ [V, n].
 
     Raises:
-        InvalidInput: the shapes do not fit, the probabilities do not sum to 1, or a derivative of a token
-            that can be sampled is not finite.
+        InvalidInput: the shapes do not fit, the probabilities do not sum to 1, or a derivative of an
+            action that can be sampled is not finite.
 
     >>> logprobs, jacobian = evaluate(SoftmaxTable([()], [[0.0, 0.0]]), ())
     >>> np.exp(logprobs)
@@ -44,22 +41,22 @@ def evaluate(
     array([[ 0.5, -0.5],
            [-0.5,  0.5]])
     """
-    logprobs, jacobian = policy(prefix)
+    logprobs, jacobian = policy(state)
     logprobs, jacobian = np.asarray(logprobs, dtype=np.float64), np.asarray(jacobian, dtype=np.float64)
     if logprobs.ndim != 1 or jacobian.ndim != 2 or len(jacobian) != len(logprobs):
         raise InvalidInput(
             f"a policy returns log-probabilities [V] and a Jacobian [V, n], "
-            f"but after {prefix} it returned {list(logprobs.shape)} and {list(jacobian.shape)}"
+            f"but after {state} it returned {list(logprobs.shape)} and {list(jacobian.shape)}"
         )
-    if vocabulary_size is not None and len(logprobs) != vocabulary_size:
+    if actions is not None and len(logprobs) != actions:
         raise InvalidInput(
-            f"the token MDP has {vocabulary_size} tokens, but after {prefix} the policy has {len(logprobs)}"
+            f"the MDP has {actions} tokens or actions, but after {state} the policy has {len(logprobs)}"
         )
     total = float(np.exp(logprobs).sum())
     if not abs(total - 1.0) < SUM_TOLERANCE:
-        raise InvalidInput(f"the probabilities after {prefix} sum to {total}, not to 1")
+        raise InvalidInput(f"the probabilities after {state} sum to {total}, not to 1")
     if not np.isfinite(jacobian[logprobs > -np.inf]).all():
-        raise InvalidInput(f"the Jacobian after {prefix} is not finite for a token that can be sampled")
+        raise InvalidInput(f"the Jacobian after {state} is not finite for an action that can be sampled")
     return logprobs, jacobian
 
 
@@ -76,14 +73,14 @@ def after(policy: Policy, prompt: Prefix) -> Policy:
 
 
 class SoftmaxTable:
-    """A softmax over logits that each prefix has for itself; the parameters are the logits, row by row.
+    """A softmax over logits that each state has for itself; the parameters are the logits, row by row.
 
         π(a|s) = e^θ(s,a) / Σ_b e^θ(s,b)        ∂ log π(a|s)/∂θ(s,b) = [a = b] − π(b|s)
 
     Source: Sutton and Barto, 2nd edition, section 13.1, equations 13.2 and 13.3 (one-hot features).
 
     Args:
-        prefixes: one per row; their order is the order of the rows.
+        prefixes: one per row, prefixes or numbers of states; their order is the order of the rows.
         logits: [rows, V].
 
     Raises:
@@ -93,10 +90,12 @@ class SoftmaxTable:
     >>> table((0,))[1]
     array([[ 0. ,  0. ,  0.5, -0.5],
            [ 0. ,  0. , -0.5,  0.5]])
+    >>> np.exp(SoftmaxTable(range(2), [[0.0, 0.0], np.log([1.0, 3.0])])(1)[0])  # state 1 of a tabular MDP
+    array([0.25, 0.75])
     """
 
-    def __init__(self, prefixes: Sequence[Prefix], logits: ArrayLike) -> None:
-        self.prefixes: tuple[Prefix, ...] = tuple(tuple(prefix) for prefix in prefixes)
+    def __init__(self, prefixes: Sequence[State], logits: ArrayLike) -> None:
+        self.prefixes: tuple[State, ...] = tuple(_as_key(prefix) for prefix in prefixes)
         self.logits: FloatArray = np.array(logits, dtype=np.float64)
         if self.logits.ndim != 2 or len(self.logits) != len(self.prefixes):
             raise InvalidInput(
@@ -108,7 +107,7 @@ class SoftmaxTable:
         if not np.isfinite(self.logits).all():
             raise InvalidInput("the logits of a softmax table must be finite")
         self.logits.flags.writeable = False
-        self._rows: Mapping[Prefix, int] = {prefix: row for row, prefix in enumerate(self.prefixes)}
+        self._rows: Mapping[State, int] = {prefix: row for row, prefix in enumerate(self.prefixes)}
 
     @property
     def parameters(self) -> FloatArray:
@@ -122,16 +121,16 @@ class SoftmaxTable:
             raise InvalidInput(f"this table has {self.logits.size} parameters [n], not {list(new.shape)}")
         return SoftmaxTable(self.prefixes, new.reshape(self.logits.shape))
 
-    def row_of(self, prefix: Prefix) -> int:
-        """Which row of the logits belongs to a prefix."""
-        row = self._rows.get(tuple(prefix))
+    def row_of(self, prefix: State) -> int:
+        """Which row of the logits belongs to a prefix or to the number of a state."""
+        row = self._rows.get(_as_key(prefix))
         if row is None:
             raise InvalidInput(
                 f"the softmax table has no row for prefix {prefix}; it has {list(self.prefixes)}"
             )
         return row
 
-    def __call__(self, prefix: Prefix) -> tuple[FloatArray, FloatArray]:
+    def __call__(self, prefix: State) -> tuple[FloatArray, FloatArray]:
         """Return log π(·|s) [V] and its Jacobian [V, n]."""
         row = self.row_of(prefix)
         vocabulary_size = self.logits.shape[1]
@@ -152,7 +151,7 @@ class LogLinear:
     Source: Sutton and Barto, 2nd edition, section 13.1, equations 13.2 and 13.3, exercise 13.3.
 
     Attributes:
-        features: prefix → x(s,·) [V, n].
+        features: state → x(s,·) [V, n].
         parameters: θ [n].
 
     >>> policy = LogLinear(lambda prefix: np.array([[0.0], [1.0]]), np.array([0.0]))
@@ -161,14 +160,14 @@ class LogLinear:
            [ 0.5]])
     """
 
-    features: Callable[[Prefix], FloatArray]
+    features: Callable[[State], FloatArray]
     parameters: FloatArray
 
     def with_parameters(self, parameters: ArrayLike) -> "LogLinear":
         """The same features with these parameters [n]."""
         return LogLinear(self.features, np.array(parameters, dtype=np.float64))
 
-    def __call__(self, prefix: Prefix) -> tuple[FloatArray, FloatArray]:
+    def __call__(self, prefix: State) -> tuple[FloatArray, FloatArray]:
         """Return log π(·|s) [V] and its Jacobian [V, n]."""
         features = np.asarray(self.features(prefix), dtype=np.float64)
         logprobs = log_softmax(features @ self.parameters)
@@ -177,20 +176,25 @@ class LogLinear:
 
 @dataclass(frozen=True)
 class FixedPolicy:
-    """A policy given by its log-probabilities at each prefix. It has no parameters: its Jacobian is [V, 0].
+    """A policy given by its log-probabilities at each prefix or state. It has no parameters: its Jacobian is [V, 0].
 
     >>> FixedPolicy({(): np.log([0.25, 0.75])})(())[1].shape
     (2, 0)
     """
 
-    logprobs: Mapping[Prefix, FloatArray]
+    logprobs: Mapping[State, FloatArray]
 
-    def __call__(self, prefix: Prefix) -> tuple[FloatArray, FloatArray]:
+    def __call__(self, prefix: State) -> tuple[FloatArray, FloatArray]:
         """Return log π(·|s) [V] and an empty Jacobian."""
-        row = self.logprobs.get(tuple(prefix))
+        row = self.logprobs.get(_as_key(prefix))
         if row is None:
             raise InvalidInput(f"the fixed policy has no row for prefix {prefix}")
         return row, np.zeros((len(row), 0))
+
+
+def _as_key(state: State) -> State:
+    """Prefixes may come as lists, numbers of states as numpy integers."""
+    return int(state) if isinstance(state, int | np.integer) else tuple(state)
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:

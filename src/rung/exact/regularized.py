@@ -7,7 +7,6 @@ import numpy as np
 from rung.errors import InvalidInput
 from rung.exact.divergence import sequence_kl_policy_reference
 from rung.exact.policies import FixedPolicy, Policy, evaluate
-from rung.exact.sequences import distribution
 from rung.exact.token_mdp import FloatArray, Prefix, TokenMDP
 from rung.exact.values import ValueAndGradient, objective, objective_gradient
 
@@ -52,7 +51,7 @@ class TiltedOptimum:
 
     Attributes:
         policy: π*, token by token.
-        value: max_π J_β(π) = β log Z, reward units.
+        value: max_π J_β(π) = W(), reward units; β log Z when all randomness is the policy's.
     """
 
     policy: FixedPolicy
@@ -62,12 +61,13 @@ class TiltedOptimum:
 def tilted_optimum(mdp: TokenMDP, reference: Policy, kl_coefficient: float) -> TiltedOptimum:
     """The optimum of `regularized_objective` over all policies.
 
-        p*(τ)   = p_ref(τ) e^(R(τ)/β) / Z,   Z = Σ_τ p_ref(τ) e^(R(τ)/β)
-        J_β(π)  = β log Z − β KL(p_π‖p*)
         π*(a|s) = π_ref(a|s) e^((r(s,a) + W(s·a) − W(s))/β)
         W(s)    = β log Σ_a π_ref(a|s) e^((r(s,a) + W(s·a))/β),   W of an ended sequence = 0
+        J_β(π)  = W() − β KL(p_π‖p*)
+        p*(τ)   = p_ref(τ) e^(R(τ)/β) / Z,   Z = Σ_τ p_ref(τ) e^(R(τ)/β),   W() = β log Z
 
-    The value comes from the sum over sequences and the policy from the recursion over prefixes.
+    W(s·a) is averaged over what an environment answers. The last line holds without such an environment, or with one
+    whose answers are certain: no policy can tilt what it does not choose.
 
     Source: Rafailov et al. 2023, arXiv:2305.18290, equation 4 and appendix A.1; the recursion as in Levine
     2018, arXiv:1805.00909.
@@ -81,8 +81,9 @@ def tilted_optimum(mdp: TokenMDP, reference: Policy, kl_coefficient: float) -> T
         InvalidInput: β is not positive.
 
     Exactness:
-        J_β(π) = β log Z − β KL(p_π‖p*) for every π. Checked by
-        tests/exact/test_regularized.py::test_every_policy_falls_short_by_its_divergence_from_the_optimum.
+        J_β(π) = W() − β KL(p_π‖p*) for every π. Checked by
+        tests/exact/test_regularized.py::test_every_policy_falls_short_by_its_divergence_from_the_optimum, and
+        W() against the sum over sequences by ::test_the_value_is_the_log_normaliser_of_the_sequences.
 
     >>> from rung.exact import SoftmaxTable
     >>> mdp = TokenMDP(2, end_token=None, max_length=1, reward=lambda tokens: np.log(3.0) * tokens[0])
@@ -100,16 +101,12 @@ def tilted_optimum(mdp: TokenMDP, reference: Policy, kl_coefficient: float) -> T
     for prefix in reversed(mdp.prefixes()):
         tilted = evaluate(reference, prefix, mdp.vocabulary_size)[0].copy()
         for token in range(mdp.vocabulary_size):
-            later = soft_values.get((*prefix, token), 0.0)
+            later = sum(answer * soft_values[longer] for longer, answer in mdp.successors(prefix, token))
             tilted[token] += (mdp.reward_of_step(prefix, token) + later) / kl_coefficient
         log_normalizer = _log_sum_exp(tilted)
         soft_values[prefix] = kl_coefficient * log_normalizer
         logprobs[prefix] = tilted - log_normalizer
-    exponents = [
-        np.log(probability) + mdp.total_return(tau.tokens) / kl_coefficient
-        for tau, probability in distribution(mdp, reference)
-    ]
-    return TiltedOptimum(FixedPolicy(logprobs), kl_coefficient * _log_sum_exp(np.array(exponents)))
+    return TiltedOptimum(FixedPolicy(logprobs), soft_values[()])
 
 
 def _log_sum_exp(exponents: FloatArray) -> float:
