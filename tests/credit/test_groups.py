@@ -154,8 +154,8 @@ def test_case_E9_group_ids_are_integers_and_validity_is_boolean(function):
 
 
 def test_whitened_group_centered_by_hand():
-    """Groups (1, 3) and (0, 4): A = −1, 1, −2, 2 on 2, 1, 1, 1 tokens. Mean over tokens −1/5, variance 11/5 − 1/25."""
-    returns, groups = f64([1.0, 0.0, 3.0, 4.0]), ids([7, -2, 7, -2])
+    """Groups (1, 3) and (5, 9): A = −1, 1, −2, 2 on 2, 1, 1, 1 tokens. Mean over tokens −1/5, variance 11/5 − 1/25."""
+    returns, groups = f64([1.0, 5.0, 3.0, 9.0]), ids([7, -2, 7, -2])
     mask = flags([[1, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]])
     std = math.sqrt(11 / 5 - 1 / 25)
     expected = f64([[-0.8, 0.0, -0.8], [-1.8, 0.0, 0.0], [0.0, 1.2, 0.0], [2.2, 0.0, 0.0]])
@@ -165,12 +165,15 @@ def test_whitened_group_centered_by_hand():
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_case_B12_rows_that_cannot_be_compared_enter_no_whitening(junk):
-    """An invalid row, one without a token, and one whose group has no other: 0, and nobody sees their tokens."""
-    returns, groups = f64([1.0, junk, 5.0, 0.0, junk]), ids([0, 0, 3, 0, 0])
-    mask = flags([[1, 1], [1, 1], [1, 1], [1, 0], [0, 0]])
-    found = whitened_group_centered(returns, groups, mask, flags([1, 0, 1, 1, 1]))
-    root = math.sqrt(0.5)  # A = ½, ½, −½: mean 1/6, variance 2/9
-    close(found, [[root, root], [0.0, 0.0], [0.0, 0.0], [-2 * root, 0.0], [0.0, 0.0]])
+    """An invalid row, one without a token, and one whose group has no other: 0, and nobody sees their tokens.
+
+    A = ½, ½, −½ in group 0 and 0, 0 in group 8: mean 1/10, variance 3/20 − 1/100.
+    """
+    returns, groups = f64([1.0, junk, 5.0, 0.0, junk, 4.0, 4.0]), ids([0, 0, 3, 0, 0, 8, 8])
+    mask = flags([[1, 1], [1, 1], [1, 1], [1, 0], [0, 0], [1, 0], [0, 1]])
+    found = whitened_group_centered(returns, groups, mask, flags([1, 0, 1, 1, 1, 1, 1]))
+    expected = f64([[0.4, 0.4], [0, 0], [0, 0], [-0.6, 0], [0, 0], [-0.1, 0], [0, -0.1]])
+    close(found, expected / math.sqrt(0.14))
 
 
 def test_case_B1_whitening_groups_by_id_not_by_position():
