@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import venv
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import numpy as np  # noqa: E402
 from benchmarks.peers_trl.expected import Row, derive  # noqa: E402
 from benchmarks.peers_trl.off_policy import MISMATCH, STALE  # noqa: E402
 from benchmarks.peers_trl.on_policy import ON_POLICY  # noqa: E402
+from benchmarks.peers_trl.table import refresh  # noqa: E402
 from rung import exact  # noqa: E402
 
 VERSION = "1.16.0"
@@ -73,6 +75,7 @@ def measured(sizes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """All cases again, with TRL: whole trainers, and for groups of two the adapter too."""
     from benchmarks.peers_trl.measure import through_logprobs, through_trainer
 
+    warnings.simplefilter("ignore", FutureWarning)
     found = {}
     chosen = list(cases(sizes))
     begin = time.monotonic()
@@ -113,6 +116,7 @@ def measure() -> None:
         "cases": results,
     }
     write(record)
+    refresh(PAGE, record, ROWS)
     print(f"{len(results)} cases in {record['seconds']} s; written to {RESULTS.relative_to(ROOT)}")
     print("\n".join(off_bounds(results) or ["every case is what was derived for it"]))
 
@@ -185,8 +189,6 @@ def main() -> int:
         write({"peer": f"trl {VERSION}", "cases": derived()})
         return 0
     if arguments.table:
-        from benchmarks.peers_trl.table import refresh
-
         refresh(PAGE, json.loads(RESULTS.read_text(encoding="utf-8")), ROWS)
         return 0
     if not inside():
