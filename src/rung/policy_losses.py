@@ -159,7 +159,7 @@ def sequence_clipped_loss(
     Exactness:
         s_i is no importance weight, but a root of one: away from π_old biased at any clip. At π = π_old, with
         `sequence_mean`, the gradient is 1/B Σ_i A_i 1/L_i Σ_t ∇log π, that of a plain mean over each sequence. Checked
-        by tests/unbiased/test_corrections.py::test_published_value_of_the_clip_of_whole_sequences and
+        by tests/unbiased/test_sequence_clip.py::test_published_value_of_the_clip_of_whole_sequences and
         tests/reductions/test_policy_losses.py::test_at_the_old_policy_a_sequence_ratio_gives_the_sequence_mean.
 
     >>> ratios, mask = torch.tensor([[4.0, 0.25], [2.0, 2.0]]), torch.tensor([[True, True], [True, True]])
