@@ -1,6 +1,6 @@
 """Value and slope of each clipped loss, region by region: derived by hand, and written down before it was measured.
 
-Of one token (of a sequence of L tokens for GSPO, with s = exp(1/L Σ log ρ) for ρ), with Ψ its credit and dρ/d log π = ρ:
+Of one token with credit Ψ; dρ/d log π = ρ. For GSPO of a sequence of L tokens, s = exp(1/L Σ log ρ) in place of ρ:
 
                           ρ < 1 − ε_low            inside              ρ > 1 + ε_high
     Ψ > 0    −loss        ρΨ                       ρΨ                  (1 + ε_high) Ψ

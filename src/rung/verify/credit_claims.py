@@ -1,14 +1,20 @@
 """What each credit Ψ is an estimate of, at γ = 1: derived by hand, and written down before it was measured.
 
-ĝ = 1/B Σ_i Σ_t Ψ_it S_it          S_it = ∇log π(a_it|s_it)          e(s) = V̂(s) − V(s), 0 after the end
+    ĝ = 1/B Σ_i Σ_t Ψ_it S_it        S_it = ∇log π(a_it|s_it)        e(s) = critic(s) − V(s), 0 after the end
 
-E[S_t f] = 0 for every f that knows neither a_t nor what follows: past rewards, baselines, other samples
-E[Q | …] and E[A | …] given (s_t, a_t) are G_t's and G_t − V's: all of them have the mean ∇J
-GAE(λ) with V̂:  A_t + (1 − λ) Σ_{l≥1} λ^(l−1) e(s_{t+l}) − e(s_t) + later TD residuals of the true V, so that
-    bias = (1 − λ) Σ_{l≥1} λ^(l−1) E[Σ_t S_t e(s_{t+l})]: 0 for λ = 1, and for every λ where e is 0 but at the start
-a mean that holds the sample itself: each return is 1/B of its own baseline, the factor is 1 − 1/B
-a mean over those alive at step t: 1 − E[1/n_t | alive] = 1 − (1 − (1 − p_t)^B)/(B p_t), another one at each step
-a spread in the denominator is the sample's own: no multiple of ∇J
+E[S_t f] = 0 for every f that knows neither a_t nor what follows: past rewards, baselines, other samples.
+Q and A are the means of G_t and G_t − V given (s_t, a_t): with them the mean stays, and noise goes. A is not the Ψ of
+least variance: Q − b(s) with b(s) = E[Q |S_t|² | s] / E[|S_t|² | s] is at least as good.
+GAE(λ) of a critic is GAE(λ) of V, − e(s_t), + (1 − λ) Σ_{l≥1} λ^(l−1) e(s_{t+l}), so that its
+
+    bias = (1 − λ) Σ_{l≥1} λ^(l−1) E[Σ_t S_t e(s_{t+l})]
+
+is 0 for λ = 1, and for every λ where e is 0 but at the start. Its mean squared error with B sequences is
+|bias|² + variance/B: with an exact critic one λ is best for every B; with a wrong one the best λ does not fall as B
+grows, and ends at 1.
+A mean that holds the sample itself: each return is 1/B of its own baseline, the factor is 1 − 1/B. A mean over those
+alive at step t: 1 − E[1/n_t | alive] = 1 − (1 − (1 − p_t)^B)/(B p_t), another factor at each step. A spread in the
+denominator is the sample's own: no multiple of ∇J.
 """
 
 from typing import Literal, TypeAlias
@@ -33,11 +39,11 @@ SINGLE: dict[str, Claim] = {
     "TD residual, exact V": "unbiased",
     "GAE(0.5), exact V": "unbiased",
     "GAE(0.95), exact V": "unbiased",
-    "G_t − V̂, wrong V̂": "unbiased",
-    "TD residual, wrong V̂": "biased by V's errors",
-    "GAE(0.5), wrong V̂": "biased by V's errors",
-    "GAE(0.95), wrong V̂": "biased by V's errors",
-    "TD residual, V̂ wrong at start": "unbiased",
+    "G_t − wrong V": "unbiased",
+    "TD residual, wrong V": "biased by V's errors",
+    "GAE(0.5), wrong V": "biased by V's errors",
+    "GAE(0.95), wrong V": "biased by V's errors",
+    "TD residual, V wrong at the start": "unbiased",
 }
 
 # A batch of B sequences of one prompt.
@@ -59,6 +65,6 @@ DISCOUNTED: dict[str, Literal["unbiased", "no time discount", "biased by V's err
     "γ^t G_t": "unbiased",
     "GAE(0.5), exact V": "no time discount",
     "γ^t GAE(0.5), exact V": "unbiased",
-    "γ^t (G_t − V̂), wrong V̂": "unbiased",
-    "γ^t GAE(0.5), wrong V̂": "biased by V's errors",
+    "γ^t (G_t − wrong V)": "unbiased",
+    "γ^t GAE(0.5), wrong V": "biased by V's errors",
 }
