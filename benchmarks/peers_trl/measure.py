@@ -9,7 +9,8 @@ import torch
 from benchmarks.peers_trl.expected import Row, moments
 from benchmarks.peers_trl.parts import BEHAVIOUR, MDP, POLICY, REFERENCE, Array, Sample, samples
 from rung import exact
-from rung.verify.peers import PROMPT, set_table, table_model, trl_loss, trl_trainer
+from rung.verify.peer_trainer import PROMPT, set_table, table_model, trl_trainer
+from rung.verify.peers import trl_loss
 from rung.verify.unbiased import bias_and_variance
 
 V = MDP.vocabulary_size
@@ -25,7 +26,9 @@ def through_trainer(row: Row, size: int) -> exact.Moments:
     torch.set_num_threads(1)
     peer = _Whole(row, size)
     drawn = itertools.product(samples(row.situation), repeat=size * row.prompts)
-    return moments([(float(np.prod([p for _, p in draw])), peer.ascent([x for x, _ in draw])) for draw in drawn])
+    return moments(
+        [(float(np.prod([p for _, p in draw])), peer.ascent([x for x, _ in draw])) for draw in drawn]
+    )
 
 
 class _Whole:

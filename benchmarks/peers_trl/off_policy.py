@@ -140,7 +140,7 @@ STALE = [
     stale(
         "dapo",
         {},
-        "TRL's defaults: scaled by group, token ratios clipped at 1 ± 0.2, over the number of tokens",
+        "TRL's default loss and scaling: scaled by group, token ratios clipped at 1 ± 0.2, over the number of tokens",
         advantage=by_group,
         weight=token_mean,
     ),
@@ -226,25 +226,28 @@ MISMATCH = [
     ),
     engine(
         {},
-        "TRL's default sequence_mask: the weight of a sequence, or 0 above 3, where no weight of toy C is",
+        "(G−1)/(G L_max) E_μ[w (R − J(μ)) ∇ log p_π] by TRL's default: w the weight of a sequence, or 0 above 3, "
+        "where no weight of toy C is",
         engine_sequence(3.0, mask=True),
     ),
     engine(
         {"mode": "sequence_mask", "clip_max": 1.2},
-        "the weight of a sequence, or 0 above 1.2",
+        "the same with the weight of a sequence, or 0 above 1.2",
         engine_sequence(1.2, mask=True),
     ),
     engine(
         {"mode": "sequence_truncate", "clip_max": 1.2},
-        "the weight of a sequence, at most 1.2",
+        "the same with the weight of a sequence, at most 1.2",
         engine_sequence(1.2),
     ),
     engine(
-        {"mode": "token_truncate", "clip_max": 1.2}, "the weight of a token, at most 1.2", engine_token(1.2)
+        {"mode": "token_truncate", "clip_max": 1.2},
+        "the same with the weight of each token, at most 1.2",
+        engine_token(1.2),
     ),
     engine(
         {"mode": "token_mask", "clip_max": 1.2, "clip_min": 0.5},
-        "the weight of a token, or 0 outside 0.5 to 1.2",
+        "the same with the weight of each token, or 0 outside 0.5 to 1.2",
         engine_token(1.2, low=0.5, mask=True),
     ),
     grpo(

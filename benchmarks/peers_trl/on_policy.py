@@ -75,7 +75,7 @@ ON_POLICY = [
     grpo(
         "luspo",
         PLAIN | {"importance_sampling_level": "sequence"},
-        "(G−1)/G ∇J: the length takes out the mean in the sequence's ratio",
+        "(G−1)/G ∇J: summing over L tokens cancels the mean in the sequence's ratio",
         slope=clipped_geometric(),
         weight=sequence_sum,
         closed=shared(J),
@@ -90,7 +90,7 @@ ON_POLICY = [
     grpo(
         "grpo",
         PLAIN | {"importance_sampling_level": "sequence"},
-        "as without sequence level: GSPO's ratio is 1 here, its slope 1/L a token",
+        "as at token level: GSPO's ratio is 1 here, its slope 1/L for each token",
         slope=clipped_geometric(),
         weight=sequence_mean,
         closed=shared(PER_TOKEN),
@@ -106,7 +106,7 @@ ON_POLICY = [
     grpo(
         "bnpo",
         PLAIN,
-        "the batch's sum over its number of tokens: a ratio of two random sums",
+        "the batch's sum over its number of tokens: a ratio of two random sums, a little off ∇J in direction",
         weight=token_mean,
     ),
     grpo("dapo", PLAIN, "as bnpo with one process and one batch an update", weight=token_mean),
@@ -162,7 +162,7 @@ ON_POLICY = [
     grpo(
         "dapo",
         {},
-        "TRL's defaults: scaled by group, over the batch's number of tokens",
+        "TRL's default loss and scaling: scaled by group, over the batch's number of tokens",
         advantage=by_group,
         weight=token_mean,
     ),
