@@ -91,6 +91,28 @@ def test_chunked_is_the_definition(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1000], ids=lambda n: f"chunks-of-{n}")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_live_entropy_has_the_gradient_of_its_definition(
+    name: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a gradient through the log-probabilities, in hidden states, weights and bias."""
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", rows_at_once * VOCABULARY)
+    head, transform = TRANSFORMS[name]
+    hidden, model, targets = setting(bias=True)
+    sources = [hidden, *model.parameters()]
+    weights = torch.linspace(-1, 2, N, dtype=torch.float64)
+    picked, entropy = picked_logprobs(hidden, model, targets, temperature=0.7, head=head, live_entropy=True)
+    expected, expected_entropy = by_definition(hidden, model, targets, transform, 0.7)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-10)
+    ours = torch.autograd.grad((weights * picked - 0.3 * weights.flip(0) * entropy).sum(), sources)
+    theirs = torch.autograd.grad(
+        (weights * expected - 0.3 * weights.flip(0) * expected_entropy).sum(), sources
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
 def test_e1_temperature_is_part_of_the_policy() -> None:
     model = output(torch.tensor([[2.0], [1.0], [0.0]], dtype=torch.float64))
     model.requires_grad_(False)
@@ -126,8 +148,11 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("live", [False, True], ids=["", "live-entropy"])
 @pytest.mark.parametrize("grad", [False, True], ids=["without-gradient", "with-gradient"])
-def test_h13_no_tensor_of_all_positions_and_words(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h13_no_tensor_of_all_positions_and_words(
+    grad: bool, live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     positions, hidden_size, vocabulary = 80, 4, 300
     chunk = 5 * vocabulary
     monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", chunk)
@@ -135,17 +160,20 @@ def test_h13_no_tensor_of_all_positions_and_words(grad: bool, monkeypatch: pytes
     hidden = torch.randn(positions, hidden_size, dtype=torch.float64, requires_grad=grad)
     targets = torch.arange(positions)
     with Largest() as seen, torch.set_grad_enabled(grad):
-        picked, _ = picked_logprobs(hidden, model, targets, temperature=0.7, head=Head(softcap=3.0))
+        picked, entropy = picked_logprobs(
+            hidden, model, targets, temperature=0.7, head=Head(softcap=3.0), live_entropy=live
+        )
         forward = seen.elements
         if grad:
-            picked.sum().backward()
+            (picked + entropy).sum().backward()
     # The largest tensor, forward and backward, is one chunk's logits: a sixteenth of B·T·V.
     assert forward == chunk
     assert seen.elements == chunk
     assert 16 * chunk == positions * vocabulary
 
 
-def test_backward_keeps_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("live", [False, True], ids=["", "live-entropy"])
+def test_backward_keeps_no_chunk(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What autograd holds between forward and backward does not grow with the vocabulary times the positions."""
     monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", 5 * 300)
     model = output(torch.randn(300, 4, dtype=torch.float64))
@@ -157,7 +185,7 @@ def test_backward_keeps_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        picked_logprobs(hidden, model, torch.arange(80), temperature=1.0, head=Head())
+        picked_logprobs(hidden, model, torch.arange(80), temperature=1.0, head=Head(), live_entropy=live)
     assert sum(held) < 5 * 300
 
 

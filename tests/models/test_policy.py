@@ -43,6 +43,36 @@ def values_and_gradients(
     return output.logprobs.detach(), output.entropy, gradients(policy.model, weighted(output.logprobs))
 
 
+def naive_entropies(model: LlamaForCausalLM, rows: Sequence[Row], temperature: float) -> torch.Tensor:
+    """[B, T] −Σ p log p before each token, from the whole logits of one row at a time."""
+    parts = []
+    for row in rows:
+        logits = model(input_ids=torch.tensor([row.prompt_ids + row.token_ids]), use_cache=False).logits[0]
+        p = torch.softmax(logits / temperature, dim=-1)[len(row.prompt_ids) - 1 :][: len(row.token_ids)]
+        parts.append(-(p * p.log()).sum(-1))
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+
+@pytest.mark.parametrize("rows_at_once", [2, 1000], ids=lambda n: f"chunks-of-{n}")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_live_entropy_has_its_exact_gradient(
+    temperature: float, path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every parameter, by autograd on whole logits; where nobody asks for it there is none."""
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", rows_at_once * 13)
+    model = exact_llama()
+    alone = plain(model)
+    expected = naive_entropies(alone, ROWS, temperature)
+    policy = Policy(model, temperature=temperature, path=path)
+    output = policy(ROWS, live_entropy=True)
+    torch.testing.assert_close(output.entropy, expected, rtol=0, atol=EXACT)
+    theirs = gradients(alone, weighted(expected))
+    assert max(float(gradient.abs().max()) for gradient in theirs.values()) > 0.05
+    assert largest_gap(gradients(model, weighted(output.entropy)), theirs) < EXACT
+    assert not policy(ROWS).entropy.requires_grad
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("heads", [{}, {"num_key_value_heads": 4}, {"tie_word_embeddings": True}], ids=str)
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)

@@ -43,6 +43,14 @@ def test_seed_stream_row_and_visit_change_every_key_and_place_in_the_batch_none(
     assert keys.isdisjoint(again[0].keys)
 
 
+def test_a_later_part_of_a_batch_has_groups_of_its_own_and_the_same_keys() -> None:
+    later = asked(first_group=3)
+    assert [request.group for request in later] == [3, 4, 5]
+    assert [request.keys for request in later] == [request.keys for request in asked()]
+    assert not any(request.greedy for request in later)
+    assert all(request.greedy for request in asked(samples=1, greedy=True))
+
+
 def test_lists_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         requests_for(PROMPTS, [1, 2], [0, 0], samples=1, max_new_tokens=1, seed=0, stream="train")

@@ -63,6 +63,33 @@ def test_every_token_is_what_its_key_and_the_text_before_it_say(temperature: flo
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_greedy_request_takes_the_most_likely_token_and_disturbs_no_other(temperature: float) -> None:
+    """Its log-probabilities are those of the policy at the engine's temperature, which moves no greedy token."""
+    greedy = [Request(LONG, (101,), 7, 12, greedy=True), Request(SHORT, (5,), 8, 5, greedy=True)]
+    found = sample([*REQUESTS, *greedy], temperature=temperature)
+    model = plain(exact_llama())
+    for request in greedy:
+        completion = found.pop((request.group, 0))
+        for position in range(len(completion.token_ids)):
+            with torch.no_grad():
+                text = torch.tensor([[*request.prompt_ids, *completion.token_ids[:position]]])
+                logits = model(input_ids=text, use_cache=False).logits[0, -1]
+            assert completion.token_ids[position] == int(logits.argmax())
+        row = Row(request.prompt_ids, completion.token_ids)
+        np.testing.assert_allclose(
+            completion.behaviour_logprobs,
+            naive_logprobs(model, row, temperature).detach(),
+            rtol=0,
+            atol=1e-12,
+        )
+        ended = completion.token_ids[-1] in ENDS
+        assert completion.end_reason == ("stop" if ended else "length")
+        assert ended or len(completion.token_ids) == request.max_new_tokens
+    expected = sample(temperature=temperature)
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in expected.items()}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_behaviour_is_the_policy_at_that_temperature(temperature: float) -> None:
     model = exact_llama()
     done = list(sample(model=model, temperature=temperature).values())
@@ -113,7 +140,7 @@ def script(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> N
         return true_uniforms(keys, positions)
 
     def say(
-        logits: torch.Tensor, uniform: np.ndarray, temperature: float
+        logits: torch.Tensor, uniform: np.ndarray, temperature: float, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         position = len(seen) - 1
         tokens = torch.tensor([texts[int(key)][position] for key in seen[-1]])
@@ -234,6 +261,11 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_requests_that_nobody_can_serve(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="at least one"):
         Request(**({"prompt_ids": (1,), "keys": (1,), "group": 0, "max_new_tokens": 1} | wrong))
+
+
+def test_a_greedy_request_has_one_sample() -> None:
+    with pytest.raises(InvalidInput, match="one sample, as all would be the same; got 2 keys"):
+        Request((1,), (1, 2), 0, 1, greedy=True)
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"temperature": -1.0}, {"max_rows": 0}], ids=str)

@@ -131,6 +131,21 @@ def test_a_tiny_temperature_is_greedy() -> None:
     assert float(logprobs.abs().max()) == 0.0
 
 
+def test_a_greedy_row_takes_the_most_likely_token_whatever_the_number_and_the_others_their_draw() -> None:
+    """Probabilities ¼, 0, ½, ¼: ½ is likeliest at any temperature; at ½ it has ½² / (¼² + ½² + ¼²) = 2/3."""
+    greedy = torch.tensor([True, False, True, False])
+    tokens, logprobs = draw(QUARTERS.expand(4, -1), np.array([0.0, 0.0, 0.99, 0.99]), 1.0, greedy)
+    assert tokens.tolist() == [2, 0, 2, 3]
+    assert logprobs.exp().tolist() == pytest.approx([0.5, 0.25, 0.5, 0.25], abs=1e-15)
+    tokens, logprobs = draw(QUARTERS, np.array([0.0]), 0.5, torch.tensor([True]))
+    assert (tokens.item(), logprobs.exp().item()) == (2, pytest.approx(2 / 3, abs=1e-15))
+
+
+def test_of_equally_likely_tokens_the_greedy_one_is_the_first() -> None:
+    tokens, _ = draw(torch.tensor([[0.0, 3.0, 3.0, 1.0]]), np.array([0.9]), 1.0, torch.tensor([True]))
+    assert tokens.item() == 1
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_logits_that_are_no_distribution_are_refused(bad: float) -> None:
     with pytest.raises(ModelError, match="not finite"):

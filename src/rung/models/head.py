@@ -10,6 +10,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from rung.kl import entropy as entropy_of
+
 CHUNK_ELEMENTS = 16_000_000  # logits that may stand at once: 64 MB in float32
 
 
@@ -44,6 +46,7 @@ def _chunk(
     targets: torch.Tensor,
     head: Head,
     heat: float,
+    live: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(torch.nn.functional.linear(hidden, weight, bias))
     if logits.dtype in (torch.float16, torch.bfloat16):
@@ -51,6 +54,8 @@ def _chunk(
     logits = logits / heat if heat != 1.0 else logits
     normaliser = logits.logsumexp(-1)
     picked = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
+    if live:
+        return picked, entropy_of(logits)
     with torch.no_grad():
         probabilities = (logits - normaliser.unsqueeze(-1)).exp_()
         entropy = normaliser - (probabilities.mul_(logits)).sum(-1)
@@ -58,7 +63,13 @@ def _chunk(
 
 
 def picked_logprobs(
-    hidden: torch.Tensor, model: PreTrainedModel, targets: torch.Tensor, *, temperature: float, head: Head
+    hidden: torch.Tensor,
+    model: PreTrainedModel,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    head: Head,
+    live_entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π of the target at each position, and the entropy there.
 
@@ -68,15 +79,16 @@ def picked_logprobs(
         targets: [n] token ids.
         temperature: the logits are divided by it; it is part of the policy.
         head: what the model does to its logits.
+        live_entropy: whether a gradient flows from the entropies too, as an entropy bonus needs.
 
     Returns:
-        log-probabilities [n], nats, with gradient; entropies [n], nats, without.
+        log-probabilities [n], nats, with gradient; entropies [n], nats, with one only if asked for.
     """
     output = model.get_output_embeddings()
     weight, bias = output.weight, getattr(output, "bias", None)
     size = max(1, CHUNK_ELEMENTS // weight.shape[0])
     arguments = [
-        (hidden[i : i + size], weight, bias, targets[i : i + size], head, temperature)
+        (hidden[i : i + size], weight, bias, targets[i : i + size], head, temperature, live_entropy)
         for i in range(0, len(targets), size)
     ]
     if len(arguments) == 1:  # one chunk is within the bound anyway: nothing to gain by computing it twice
@@ -84,5 +96,5 @@ def picked_logprobs(
     recompute = torch.is_grad_enabled()
     chunks = [checkpoint(_chunk, *a, use_reentrant=False) if recompute else _chunk(*a) for a in arguments]
     if not chunks:
-        return hidden.sum(-1), hidden.detach().sum(-1)
+        return hidden.sum(-1), (hidden if live_entropy else hidden.detach()).sum(-1)
     return torch.cat([picked for picked, _ in chunks]), torch.cat([entropy for _, entropy in chunks])

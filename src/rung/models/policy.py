@@ -25,7 +25,7 @@ class PolicyOutput:
 
     Attributes:
         logprobs: log π(a_t|s_t), nats. Gradient flows.
-        entropy: of the whole distribution at that position, nats. No gradient.
+        entropy: of the whole distribution at that position, nats. Gradient flows only where it was asked for.
     """
 
     logprobs: PerToken
@@ -51,8 +51,13 @@ class Policy(nn.Module):
         """Stays in evaluation mode whatever is asked: with dropout, no two passes would be the same policy."""
         return super().train(False)
 
-    def forward(self, rows: Sequence[Row]) -> PolicyOutput:
-        """Log-probabilities and entropies of the rows' tokens, [B, T]. Gradient flows into the model."""
+    def forward(self, rows: Sequence[Row], *, live_entropy: bool = False) -> PolicyOutput:
+        """Log-probabilities and entropies of the rows' tokens, [B, T]. Gradient flows into the model.
+
+        Args:
+            rows: prompts with the tokens after them.
+            live_entropy: whether a gradient flows from the entropies too; it costs memory of a chunk, not of all.
+        """
         if not rows:
             raise InvalidInput("the policy was asked for no rows at all")
         if self.path == "grouped":
@@ -60,7 +65,12 @@ class Policy(nn.Module):
         else:
             hidden, targets, where, shape = self._padded(rows)
         picked, entropy = picked_logprobs(
-            hidden, self.model, targets, temperature=self.temperature, head=self.head
+            hidden,
+            self.model,
+            targets,
+            temperature=self.temperature,
+            head=self.head,
+            live_entropy=live_entropy,
         )
         empty = picked.new_zeros(shape)
         return PolicyOutput(empty.index_put(where, picked), empty.index_put(where, entropy))

@@ -16,6 +16,8 @@ def requests_for(
     max_new_tokens: int,
     seed: int,
     stream: str,
+    first_group: int = 0,
+    greedy: bool = False,
 ) -> list[Request]:
     """One request a prompt; its group is its place in the batch.
 
@@ -27,6 +29,8 @@ def requests_for(
         max_new_tokens: the length cap.
         seed: of the run.
         stream: "train", "eval" or "library".
+        first_group: the group of the first prompt, where a batch is drawn in several parts.
+        greedy: ask for the most likely completion. Then `samples` is 1.
     """
     return [
         Request(
@@ -34,8 +38,9 @@ def requests_for(
             keys=tuple(sampling_key(seed, stream, row, visit, sample) for sample in range(samples)),
             group=group,
             max_new_tokens=max_new_tokens,
+            greedy=greedy,
         )
-        for group, (prompt, row, visit) in enumerate(zip(prompts, rows, visits, strict=True))
+        for group, (prompt, row, visit) in enumerate(zip(prompts, rows, visits, strict=True), first_group)
     ]
 
 

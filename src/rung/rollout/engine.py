@@ -19,12 +19,14 @@ class Request:
         keys: a sampling key for each sample; they alone decide the randomness.
         group: id that its completions carry.
         max_new_tokens: the length cap; reaching it without an end token ends a completion by "length".
+        greedy: the most likely token in place of a drawn one. There is then one sample, and its key decides nothing.
     """
 
     prompt_ids: tuple[int, ...]
     keys: tuple[int, ...]
     group: int
     max_new_tokens: int
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no sampler can do."""
@@ -32,6 +34,10 @@ class Request:
             raise InvalidInput(
                 "a request needs a prompt of at least one token, at least one sampling key and room for at least one "
                 f"new token; got {len(self.prompt_ids)}, {len(self.keys)} and {self.max_new_tokens}"
+            )
+        if self.greedy and len(self.keys) != 1:
+            raise InvalidInput(
+                f"a greedy request has one sample, as all would be the same; got {len(self.keys)} keys"
             )
 
 

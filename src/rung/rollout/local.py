@@ -60,7 +60,7 @@ class LocalEngine:
     end tokens ends a completion, and is part of it.
 
     Guarantees: log-probabilities are those of the distribution sampled, temperature included; tokens depend on the
-    request's keys and the logits alone.
+    request's keys and the logits alone, and those of a greedy request on the logits.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class LocalEngine:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One more token of each row, [R], and whether it is an end token, [R]."""
         keys = np.array([row.key for row in alive], dtype=np.uint64)
-        drawn, logprobs = draw(logits, uniforms(keys, np.full(len(alive), step)), self.temperature)
+        greedy = torch.tensor([row.request.greedy for row in alive])
+        drawn, logprobs = draw(logits, uniforms(keys, np.full(len(alive), step)), self.temperature, greedy)
         for row, token, logprob in zip(alive, drawn.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)

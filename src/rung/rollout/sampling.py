@@ -49,16 +49,20 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (x >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
 
-def draw(logits: torch.Tensor, uniform: np.ndarray, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token from each row, by inverting its cumulative distribution.
+def draw(
+    logits: torch.Tensor, uniform: np.ndarray, temperature: float, greedy: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token from each row, by inverting its cumulative distribution, or the most likely one.
 
     Args:
         logits: [R, V].
         uniform: [R] in [0, 1).
         temperature: the logits are divided by it.
+        greedy: [R] bool: the rows that take their most likely token, the first of equals. None: no row does.
 
     Returns:
-        tokens [R], and their log-probabilities [R] in nats under the distribution that was sampled.
+        tokens [R], and their log-probabilities [R] in nats under the distribution that was sampled. Those of a greedy
+        row are under the same distribution, at the same temperature.
 
     Raises:
         ModelError: logits that are no distribution (NaN, or +∞).
@@ -68,6 +72,8 @@ def draw(logits: torch.Tensor, uniform: np.ndarray, temperature: float) -> tuple
     cumulative = logprobs.double().exp().cumsum(-1)
     targets = torch.from_numpy(uniform).to(cumulative.device).unsqueeze(-1) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).clamp(max=logits.shape[-1] - 1)
+    if greedy is not None:
+        tokens = torch.where(greedy.unsqueeze(-1), logprobs.argmax(-1, keepdim=True), tokens)
     drawn = logprobs.gather(-1, tokens).squeeze(-1)
     if not bool(drawn.isfinite().all()):
         raise ModelError(
