@@ -17,7 +17,7 @@ import torch
 
 from rung.batch import Completion, Outcome, Rollouts, build_rollouts
 from rung.errors import InvalidInput
-from rung.exact import state_values
+from rung.exact import Policy, Prefix, TokenMDP, evaluate, state_values
 from rung.exact.token_mdp import FloatArray
 from rung.methods import Method
 from rung.verify.problems import ParametricPolicy, Problem
@@ -56,12 +56,14 @@ class Setting:
             the policy has moved since, as in a later update on the same batch. "mismatch": the sampler is another one
             than the trainer's policy, which has not moved.
         critic: "exact", V of the policy at the start of the update; or "wrong", the problem's imperfect one.
+        kl_coefficient: β of the k1 that the exact critic's returns have in them, as a trained critic's would.
     """
 
     problem: Problem
     group_size: int
     situation: Situation = "on-policy"
     critic: Literal["exact", "wrong"] = "wrong"
+    kl_coefficient: float = 0.0
 
     @property
     def sampler(self) -> ParametricPolicy:
@@ -76,10 +78,19 @@ class Setting:
     def _logprobs(self, policy: ParametricPolicy) -> FloatArray:
         return self.problem.table(policy, lambda logprobs, _, token: logprobs[token])
 
+    def _penalized(self, mdp: TokenMDP, policy: Policy, reference: Policy) -> tuple[TokenMDP, Policy]:
+        """The problem whose rewards are r_t − β k1."""
+
+        def penalty(prefix: Prefix, token: int) -> float:
+            log_ratio = evaluate(policy, prefix)[0][token] - evaluate(reference, prefix)[0][token]
+            return float(-self.kl_coefficient * log_ratio)
+
+        return replace(mdp, step_reward=penalty), policy
+
     @cached_property
     def _tables(self) -> dict[str, torch.Tensor]:
         """[sequences, T] log-probabilities and values of every sequence."""
-        exact = [state_values(mdp, policy) for mdp, policy, _ in self.problem.oracles(self.old)]
+        exact = [state_values(*self._penalized(*oracle)) for oracle in self.problem.oracles(self.old)]
         values = np.zeros((len(self.problem.sequences), self.problem.max_length))
         for i, sequence in enumerate(self.problem.sequences):
             for t in range(len(sequence.tokens)):
@@ -261,10 +272,12 @@ def _gradient(estimator: Estimator, setting: Setting, numbers: tuple[int, ...]) 
 
 
 def estimator_of(method: Method) -> Estimator:
-    """A method as an estimator: prepare, weights, loss, as a training loop calls them."""
+    """A method as an estimator, as a training loop calls it: annotated with what it needs; prepare, weights, loss."""
+    ratios = "old" in method.needs
 
     def estimate(batch: Batch) -> torch.Tensor:
-        prepared = method.prepare(batch.rollouts)
+        rollouts = batch.rollouts if ratios else replace(batch.rollouts, old_logprobs=None)
+        prepared = method.prepare(rollouts)
         return method.loss(
             batch.policy_logprobs, prepared, method.weights(prepared.mask), entropy=batch.entropy
         )
