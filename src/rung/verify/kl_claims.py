@@ -90,7 +90,6 @@ MIXED: Claims = {
     ("loss", "mixed", "detached"): (ZERO, REVERSE_AT_PI, FORWARD_AT_PI, REVERSE_AT_PI),
     ("loss", "mixed", "live"): (REVERSE, K2_TOKENS, REVERSE, REVERSE),
     ("reward", "mixed", "detached"): (REVERSE, K2_TOKENS_LESS, DIFFERENCE_AT_PI, FUTURE),
-    ("reward", "mixed", "live"): (REVERSE, K2_TOKENS_LESS, DIFFERENCE_AT_PI, FUTURE),
 }
 
 
