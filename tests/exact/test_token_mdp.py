@@ -1,10 +1,13 @@
 """Which sequences exist, why each ends, and what each is worth: compared with lists written by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rung.errors import InvalidInput
-from rung.exact import TokenMDP, Trajectory
+from rung.exact import TokenMDP, Trajectory, distribution
+from tests.exact.problems import TOOL_MDP, TOOL_SHARED_POLICY
 from tests.toys import LONG_REWARDS, LONG_STEP_REWARDS, TOY_B, TOY_C, TOY_LONG
 
 
@@ -85,3 +88,34 @@ def test_a_reward_that_is_not_finite_is_named():
 def test_impossible_problems_are_refused(vocabulary_size, end_token, max_length, message):
     with pytest.raises(InvalidInput, match=message):
         TokenMDP(vocabulary_size, end_token=end_token, max_length=max_length, reward=lambda tokens: 0.0)
+
+
+def test_an_end_token_at_the_cap_is_a_stop_and_asks_nobody():
+    mdp = TokenMDP(
+        2, end_token=1, max_length=1, reward=lambda tokens: 0.0, environment=lambda prefix: {(0,): 1.0}
+    )
+    assert [(tau.tokens, tau.end) for tau in mdp.trajectories()] == [((0,), "length"), ((1,), "stop")]
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({(0,): 0.5}, "no probabilities"),
+        ({(0,): 1.5, (1,): -0.5}, "no probabilities"),
+        ({(0,): 0.5, (0, 1): 0.5}, "begins with the other"),
+        ({(): 0.5, (1,): 0.5}, "begins with the other"),
+    ],
+)
+def test_answers_that_are_no_distribution_or_could_be_confused_are_refused(answers, message):
+    mdp = replace(TOOL_MDP, environment=lambda prefix: answers)
+    with pytest.raises(InvalidInput, match=message):
+        distribution(mdp, TOOL_SHARED_POLICY)
+
+
+def test_tokens_that_the_environment_would_not_write_are_refused():
+    with pytest.raises(InvalidInput, match=r"would not go on like this after \(0,\)"):
+        TOOL_MDP.rewards((0, 0, 1, 2))
+    with pytest.raises(InvalidInput, match="not a finished sequence"):
+        TOOL_MDP.rewards((1, 2, 0, 2))
+    with pytest.raises(InvalidInput, match="as many marks"):
+        Trajectory((0, 1), "stop", (True,))

@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rung.errors import InvalidInput
 from rung.exact import (
     SoftmaxTable,
-    TokenMDP,
     Trajectory,
     action_values,
     advantages,
@@ -262,37 +260,6 @@ def test_a_silent_environment_changes_nothing(toy, silence):
     np.testing.assert_array_equal(
         objective_gradient(mdp, toy.policy), objective_gradient(toy.mdp, toy.policy)
     )
-
-
-def test_an_end_token_at_the_cap_is_a_stop_and_asks_nobody():
-    mdp = TokenMDP(
-        2, end_token=1, max_length=1, reward=lambda tokens: 0.0, environment=lambda prefix: {(0,): 1.0}
-    )
-    assert [(tau.tokens, tau.end) for tau in mdp.trajectories()] == [((0,), "length"), ((1,), "stop")]
-
-
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ({(0,): 0.5}, "no probabilities"),
-        ({(0,): 1.5, (1,): -0.5}, "no probabilities"),
-        ({(0,): 0.5, (0, 1): 0.5}, "begins with the other"),
-        ({(): 0.5, (1,): 0.5}, "begins with the other"),
-    ],
-)
-def test_answers_that_are_no_distribution_or_could_be_confused_are_refused(answers, message):
-    mdp = replace(TOOL_MDP, environment=lambda prefix: answers)
-    with pytest.raises(InvalidInput, match=message):
-        distribution(mdp, TOOL_SHARED_POLICY)
-
-
-def test_tokens_that_the_environment_would_not_write_are_refused():
-    with pytest.raises(InvalidInput, match=r"would not go on like this after \(0,\)"):
-        TOOL_MDP.rewards((0, 0, 1, 2))
-    with pytest.raises(InvalidInput, match="not a finished sequence"):
-        TOOL_MDP.rewards((1, 2, 0, 2))
-    with pytest.raises(InvalidInput, match="as many marks"):
-        Trajectory((0, 1), "stop", (True,))
 
 
 def test_credit_is_given_to_sampled_tokens():
