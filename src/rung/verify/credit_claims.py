@@ -43,7 +43,7 @@ SINGLE: dict[str, Claim] = {
     "TD residual, wrong V": "biased by V's errors",
     "GAE(0.5), wrong V": "biased by V's errors",
     "GAE(0.95), wrong V": "biased by V's errors",
-    "TD residual, V wrong at the start": "unbiased",
+    "TD, V wrong at the start": "unbiased",
 }
 
 # A batch of B sequences of one prompt.
