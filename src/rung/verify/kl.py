@@ -128,10 +128,12 @@ def _faults(row: Row, oracle: Oracle, on_policy: bool) -> Iterator[str]:
     unbiased = claims.value_is_unbiased(cell.estimator, cell.level, cell.weight, on_policy=on_policy)
     if unbiased != (abs(row.bias) < TOLERANCE):
         yield f"its value should be {'unbiased' if unbiased else 'biased'}, and the bias is {row.bias:.3g} nats"
-    if cell.placement == "reward":
-        off = np.abs(measured.gradient - oracle.in_reward(cell.estimator, cell.level, cell.weight)).max()
-        if off > TOLERANCE:
-            yield f"its gradient is off the oracle's by {off:.3g}"
+    exact = oracle.gradient(cell.estimator, cell.placement, cell.level, cell.weight)
+    off = np.abs(measured.gradient - exact.mean).max()
+    if off > TOLERANCE:
+        yield f"its expected gradient is off the oracle's by {off:.3g}"
+    if abs(measured.trace - exact.trace) > TOLERANCE:
+        yield f"its gradient's covariance has trace {measured.trace:.9f}; exact is {exact.trace:.9f}"
 
 
 def _table(title: str, rows: list[Row], reverse: FloatArray) -> Table:

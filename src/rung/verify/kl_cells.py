@@ -20,7 +20,7 @@ from rung.methods import KLPenalty, Method
 from rung.notation import PerToken, TokenMask
 from rung.policy_losses import importance_weighted_loss, policy_gradient_loss
 from rung.verify.enumeration import Setting, Situation
-from rung.verify.kl_claims import Level, Placement, Weight
+from rung.verify.kl_claims import Estimator, Level, Placement, Weight
 from rung.verify.problems import ParametricPolicy, Problem
 
 Estimate = Callable[[PerToken, PerToken], PerToken]
@@ -31,7 +31,7 @@ SAMPLED: dict[str, Estimate] = {"k1": k1, "k2": k2, "k3": k3}
 class Cell:
     """One of the ways to use an estimate of KL(π‖π_ref); rung.verify.kl says what each word means."""
 
-    estimator: str
+    estimator: Estimator
     placement: Placement
     level: Level
     weight: Weight

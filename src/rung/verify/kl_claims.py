@@ -16,11 +16,12 @@ and the same four with L, S and W hold for whole sequences. A weight w_t makes t
 
 from typing import Literal, TypeAlias
 
+Estimator: TypeAlias = Literal["k1", "k2", "k3", "full"]
 Placement: TypeAlias = Literal["loss", "reward"]
 Level: TypeAlias = Literal["token", "sequence", "mixed"]
 Weight: TypeAlias = Literal["detached", "live"] | None
 
-ESTIMATORS = ("k1", "k2", "k3", "full")
+ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3", "full")
 
 ZERO = "0"
 NONE = "none of these"
@@ -93,7 +94,7 @@ MIXED: Claims = {
 }
 
 
-def value_is_unbiased(estimator: str, level: Level, weight: Weight, *, on_policy: bool) -> bool:
+def value_is_unbiased(estimator: Estimator, level: Level, weight: Weight, *, on_policy: bool) -> bool:
     """Whether the cell's value has the mean KL(π‖π_ref) of whole sequences.
 
     k2 never has. E_π[k1] = E_π[k3] = KL at each prefix, and for whole sequences, so that samples of π will do, or

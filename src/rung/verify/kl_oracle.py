@@ -9,21 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from rung.exact import (
+    Group,
+    MeanAndVariance,
+    Moments,
     Policy,
     TokenMDP,
     Trajectory,
-    distribution,
     evaluate,
+    expectation,
     expected_over_prefixes,
+    kl_cell,
+    kl_estimate,
     policy_gradient,
     prefix_kl_policy_reference,
     prefix_kl_reference_policy,
     sequence_kl_policy_reference,
     sequence_kl_reference_policy,
+    token_scores,
 )
 from rung.exact.token_mdp import FloatArray, Prefix
 from rung.verify import kl_claims as name
-from rung.verify.kl_claims import Level, Weight
+from rung.verify.kl_claims import Estimator, Level, Placement, Weight
 
 # k(l) and dk/dl of l = log π − log π_ref.
 VALUES: dict[str, Callable[[FloatArray], FloatArray]] = {
@@ -51,45 +57,54 @@ class Oracle:
         """[L] log π − log of another policy, at each token."""
         return np.array([evaluate(self.policy, s)[0][a] - evaluate(against, s)[0][a] for s, a in tau.steps])
 
-    def estimates(self, estimator: str, level: Level, tau: Trajectory) -> FloatArray:
-        """[L] the cell's k at each token; for whole sequences all of it at the last one."""
-        if estimator == "full":
-            found = np.array(
-                [prefix_kl_policy_reference(self.policy, self.reference, s).value for s, _ in tau.steps]
-            )
-        else:
-            log_ratios = self.log_ratios(tau, self.reference)
-            if level == "sequence":
-                log_ratios = log_ratios.sum(keepdims=True)
-            found = VALUES[estimator](log_ratios)
-        return found if level != "sequence" else np.array([0.0] * (tau.length - 1) + [found.sum()])
-
-    def weights(self, level: Level, weight: Weight, tau: Trajectory) -> FloatArray:
-        """[L] of π over the sampler: 1, each token's, or the sequence's."""
-        log_ratios = self.log_ratios(tau, self.sampler)
-        if weight is None:
-            return np.ones(tau.length)
-        return np.exp(log_ratios if level == "token" else np.full(tau.length, log_ratios.sum()))
-
-    def value(self, estimator: str, level: Level, weight: Weight) -> tuple[float, float]:
-        """Mean and variance of Σ_t weight · k over the sampler's sequences."""
-        mean, square = 0.0, 0.0
-        for tau, probability in distribution(self.mdp, self.sampler):
-            value = float(self.weights(level, weight, tau) @ self.estimates(estimator, level, tau))
-            mean += probability * value
-            square += probability * value**2
-        return mean, square - mean**2
-
-    def in_reward(self, estimator: str, level: Level, weight: Weight) -> FloatArray:
-        """[n] E_μ[Σ_t weight_t · (Σ_{u≥t} k_u) ∇log π(a_t|s_t)]: what any penalty in the reward gives."""
-        return policy_gradient(
+    def value(self, estimator: Estimator, level: Level, weight: Weight) -> MeanAndVariance:
+        """Of Σ_t weight · k over the sampler's sequences."""
+        return kl_estimate(
             self.mdp,
             self.policy,
-            lambda tau: (
-                self.weights(level, weight, tau) * self.estimates(estimator, level, tau)[::-1].cumsum()[::-1]
-            ),
+            self.reference,
+            estimator=estimator,
+            level="sequence" if level == "sequence" else "token",
+            ratio=None if weight is None else "token" if level == "token" else "sequence",
             sampler=self.sampler,
         )
+
+    def gradient(self, estimator: Estimator, placement: Placement, level: Level, weight: Weight) -> Moments:
+        """[n] mean and covariance of one sequence's gradient of the penalty."""
+        if placement == "reward" and level == "token" and weight is not None:
+            return self._corrected(estimator)
+        return kl_cell(
+            self.mdp,
+            self.policy,
+            self.reference,
+            estimator=estimator,
+            placement=placement,
+            level="sequence" if level == "sequence" else "token",
+            weight="none" if weight is None else weight,
+            ratio="token" if level == "token" else "sequence",
+            sampler=self.sampler,
+        )
+
+    def _corrected(self, estimator: Estimator) -> Moments:
+        """Σ_t w_t (Σ_{u≥t} k_u) ∇log π(a_t|s_t): each token's weight on its policy loss, and not on k."""
+
+        def estimates(tau: Trajectory) -> FloatArray:
+            if estimator == "full":
+                full = [
+                    prefix_kl_policy_reference(self.policy, self.reference, s).value for s, _ in tau.steps
+                ]
+                return np.array(full)
+            return VALUES[estimator](self.log_ratios(tau, self.reference))
+
+        def one(group: Group) -> FloatArray:
+            (tau,) = group
+            to_go = estimates(tau)[::-1].cumsum()[::-1]
+            found: FloatArray = (np.exp(self.log_ratios(tau, self.sampler)) * to_go) @ token_scores(
+                self.policy, tau
+            )
+            return found
+
+        return expectation(self.mdp, self.sampler, 1, one)
 
     def _sum(self, sampler: Policy, function: Callable[[FloatArray], FloatArray]) -> FloatArray:
         """[n] E_sampler[Σ_t f(l_t) ∇log π]."""
