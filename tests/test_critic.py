@@ -106,6 +106,9 @@ def test_targets_and_old_values_are_constants():
     close(gradient(value_loss(values, values + 1.0, weights), values), [[-0.5, -0.5]])
     loss = clipped_value_loss(values, values - 0.1, values + 1.0, weights, clip=0.2)
     close(gradient(loss, values), [[-0.5, -0.5]])
+    held = clipped_value_loss(values, values - 0.5, values + 1.0, weights, clip=0.2)
+    close(held, 0.5 * 1.3**2)
+    close(gradient(held, values), [[0.0, 0.0]])
 
 
 def test_pieces_with_the_totals_of_the_whole_add_up():

@@ -88,6 +88,13 @@ def test_statistics_are_those_of_the_entries_that_count(entries, junk):
     close(masked_var(x, mask, correction=0), squares / max(len(kept), 1), atol=1e-10)
 
 
+def test_a_variance_that_is_not_defined_has_no_gradient_either():
+    """Of one entry it is 0, and so is its slope: 0/0 in the branch that is not taken would make it NaN."""
+    x = leaf([3.0, 5.0])
+    close(gradient(masked_var(x, flags([1, 0])), x), [0.0, 0.0])
+    close(gradient(masked_var(x, flags([1, 1])), x), [-2.0, 2.0])
+
+
 def test_whiten_without_shifting_the_mean_restores_it():
     close(whiten(f64([1.0, 3.0, 2.0]), flags([1, 1, 1])), [-1.0, 1.0, 0.0])
     close(whiten(f64([1.0, 3.0, 2.0]), flags([1, 1, 1]), shift_mean=False), [1.0, 3.0, 2.0])
@@ -114,7 +121,13 @@ def test_case_B3_whitening_one_token_gives_zero():
 def test_case_B3_whitening_rounding_gives_zero():
     close(whiten(f64([0.3, 0.1 + 0.2]), flags([1, 1])), [0.0, 0.0])
     close(whiten(f64([1e9, 1e9 + 1e-6]), flags([1, 1])), [0.0, 0.0])
-    close(whiten(f64([0.0, 1e-5]), flags([1, 1])), [-math.sqrt(0.5), math.sqrt(0.5)])
+    for spread in (1e-5, 2.2e-6):
+        close(whiten(f64([0.0, spread]), flags([1, 1])), [-math.sqrt(0.5), math.sqrt(0.5)])
+    x, at_the_bound = (
+        f64([1e6 - 1.0, 1e6 + 1.0]),
+        Statistics(2, 1e6, 2.0),
+    )  # a deviation of 1, 1e-6 of the mean
+    close(whiten(x, flags([1, 1]), correction=0, statistics=at_the_bound), [-1.0, 1.0])
 
 
 def test_case_B4_mean_and_variance_are_over_the_same_tokens():

@@ -37,12 +37,21 @@ def test_nothing_is_mixed_in_an_empty_batch():
     assert mixed_groups(f64([1.0, 2.0]), torch.tensor([3, 3]), flags([0, 0])).tolist() == [False, False]
 
 
-def test_case_B3_rounding_is_no_difference():
-    groups = torch.tensor([0, 0])
-    assert mixed_groups(f64([0.3, 0.1 + 0.2]), groups).tolist() == [False, False]
-    assert mixed_groups(f64([1e9, 1e9 + 1e-6]), groups).tolist() == [False, False]
-    assert mixed_groups(f64([0.0, 1e-5]), groups).tolist() == [True, True]
-    assert mixed_groups(f64([-1e9, -1e9 + 1e-6]), groups).tolist() == [False, False]
+@pytest.mark.parametrize(
+    ("returns", "mixed"),
+    [
+        ([0.3, 0.1 + 0.2], False),
+        ([0.0, 0.99e-6], False),
+        ([0.0, 1e-6], True),  # below it is rounding, at it a difference
+        ([0.0, 1.5e-6], True),
+        ([0.0, -1.5e-6], True),
+        ([1e9, 1e9 + 1.0], False),
+        ([-1e9, -1e9 + 1.0], False),  # measured against the returns' size, whatever their sign
+        ([1e9, 1e9 + 2000.0], True),
+    ],
+)
+def test_case_B3_rounding_is_no_difference(returns, mixed):
+    assert mixed_groups(f64(returns), torch.tensor([0, 0])).tolist() == [mixed, mixed]
 
 
 @given(

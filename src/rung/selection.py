@@ -13,8 +13,8 @@ def mixed_groups(returns: PerSequence, groups: GroupIds, valid: torch.Tensor | N
         kept_i = valid_i and max_j R_j > min_j R_j over the valid rows j of i's group
 
     Source: Yu et al. 2025, 2503.14476 (DAPO), section 3.2 (dynamic sampling: other prompts are drawn in their place).
-    Differs from source: rewards of any values, not of two. A range below 1e-6·max(1, |min|, |max|) is rounding and
-    counts as equal.
+    Differs from source: rewards of any values, not of two. A range below 1e-6·max(1, |min R|) is rounding and counts
+    as equal.
 
     Args:
         returns: [B], R of each sequence, reward units.
@@ -50,7 +50,7 @@ def mixed_groups(returns: PerSequence, groups: GroupIds, valid: torch.Tensor | N
     empty = torch.full((len(ids),), torch.inf, dtype=BOOKKEEPING, device=returns.device)
     least = empty.scatter_reduce(0, members_kept, returns_kept, "amin")
     most = (-empty).scatter_reduce(0, members_kept, returns_kept, "amax")
-    tolerance = 1e-6 * torch.maximum(least.abs(), most.abs()).clamp(min=1.0)
+    tolerance = 1e-6 * least.abs().clamp(min=1.0)
     return valid & (most - least >= tolerance)[members]
 
 

@@ -79,3 +79,11 @@ def test_settings_that_cannot_work_are_refused(setting):
         DoublingKL(**({"coefficient": 0.1, "target": 1.0} | setting))
     with pytest.raises(InvalidInput, match="target > 0"):
         AdaptiveKL(**({"coefficient": 0.1, "target": 1.0, "horizon": 10.0} | setting))
+
+
+def test_a_coefficient_of_zero_stays_off_and_small_targets_and_horizons_work():
+    for controller in (
+        AdaptiveKL(coefficient=0.0, target=0.01, horizon=0.5),
+        DoublingKL(coefficient=0.0, target=0.01),
+    ):
+        assert controller.update(1.0, 8).coefficient == 0.0
