@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rung.exact.token_mdp import FloatArray
-from rung.verify.enumeration import Setting
+from rung.verify.enumeration import Setting, Situation
 
 Kind = Literal["unbiased", "scale", "biased"]
 # (setting, β) → [n].
@@ -19,6 +19,7 @@ SOURCES: dict[str, str] = {
     "whitening": "mean and spread over the batch's tokens depend on the sample, and long sequences weigh more in both",
     "1/L": "a mean over each sequence follows reward per token, and a length term",
     "random token count": "the number of tokens that divides is drawn with the sample: a ratio estimator",
+    "constant length": "a constant stands in place of 1, which shortens the gradient",
     "selection": "groups of one reward are left out, which re-weights prompts and changes the denominator",
     "critic": "the critic's error at later states, times 1 − λ",
     "entropy's future": "the entropy at the visited prefixes, without its effect on which ones are visited",
@@ -53,11 +54,14 @@ class Standing:
     formula: str = ""
 
     @property
+    def brief(self) -> str:
+        """In a word or two."""
+        return f"up to {self.formula}" if self.kind == "scale" else self.kind
+
+    @property
     def words(self) -> str:
-        """For a table."""
-        if self.kind == "biased":
-            return "biased: " + ", ".join(self.sources)
-        return "unbiased" if self.kind == "unbiased" else f"unbiased up to {self.formula}"
+        """With its sources, where there are any."""
+        return self.brief + (f": {', '.join(self.sources)}" if self.sources else "")
 
 
 def biased(*sources: str) -> Standing:
@@ -68,7 +72,7 @@ def biased(*sources: str) -> Standing:
 UNBIASED = Standing("unbiased")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
     """What is claimed of one entry of the catalogue, before it is measured.
 
@@ -96,8 +100,6 @@ class Claim:
     beta: float = 0.1
     settings: Mapping[str, float] = field(default_factory=dict)
 
-    def standing(self, setting: Setting) -> Standing:
+    def standing(self, situation: Situation) -> Standing:
         """What is claimed in a situation."""
-        return {"on-policy": self.on_policy, "stale": self.stale, "mismatch": self.mismatch}[
-            setting.situation
-        ]
+        return {"on-policy": self.on_policy, "stale": self.stale, "mismatch": self.mismatch}[situation]

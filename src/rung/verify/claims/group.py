@@ -117,6 +117,7 @@ def _off_policy(*sources: str, ratios: tuple[str, ...]) -> tuple[Standing, Stand
 
 
 _GRPO = (*GROUP, "1/L", "k3 in the loss")
+_DR_GRPO = ("own sample in the mean", "constant length")
 _DAPO = (*GROUP, "random token count", "selection")
 _GSPO = (*GROUP, "1/L")
 _CISPO = (*GROUP, "random token count")
@@ -136,8 +137,8 @@ CLAIMS = (
         "J",
         reward_less_kl,
         dr_grpo,
-        Standing("scale", ("own sample in the mean",), of_group_and_length, "(G − 1)/(G · length)"),
-        *_off_policy("own sample in the mean", ratios=("sampled prefixes", "clip")),
+        Standing("scale", _DR_GRPO, of_group_and_length, "(G − 1)/(G · length)"),
+        *_off_policy(*_DR_GRPO, ratios=("sampled prefixes", "clip")),
         "RLOO at another learning rate: what is left of GRPO when everything that biases it is taken out.",
         beta=0.0,
         settings={"length": LENGTH},

@@ -150,7 +150,7 @@ CLAIMS = (
         UNBIASED,
         OLD,
         OTHER,
-        "Right on average and the noisiest of all: what every baseline is measured against.",
+        "Right on average, with nothing taken off its noise: what every baseline has to beat, and not every one does.",
     ),
     Claim(
         "reinforce-constant",
@@ -171,7 +171,7 @@ CLAIMS = (
         Standing("scale", ("own sample in the mean",), of_batch, "1 − 1/B"),
         OLD,
         OTHER,
-        "A matter of the learning rate: multiply it by B/(B − 1) and it is RLOO with a mean over the batch.",
+        "A matter of the learning rate: times B/(B − 1) it is exact, whatever prompts the batch holds.",
     ),
     Claim(
         "reinforce-step-mean",
@@ -202,7 +202,7 @@ CLAIMS = (
         UNBIASED,
         OLD,
         OTHER,
-        "A bad critic costs variance and never the direction: the safe way to use one.",
+        "A bad critic may cost variance and never the direction: the safe way to use one.",
     ),
     Claim(
         "rloo",
@@ -212,7 +212,7 @@ CLAIMS = (
         UNBIASED,
         OLD,
         OTHER,
-        "Exact from two samples a prompt on, without a critic: the one to start with, for one update a batch.",
+        "Exact from two samples a prompt on, and without a critic; in small groups its baseline is noisy itself.",
     ),
     Claim(
         "rloo-corrected",

@@ -95,7 +95,7 @@ CLAIMS = (
         biased("critic", "entropy's future"),
         biased("critic", "entropy's future", "old samples"),
         biased("critic", "entropy's future", "other sampler"),
-        "Little noise at the price of the critic's errors, 1 − λ of them; the entropy bonus sees only this token.",
+        "Less noise at the price of the critic's errors, 1 − λ of them; the entropy bonus sees only this token.",
         settings={"lam": LAMBDA, "entropy_coefficient": ENTROPY},
     ),
     Claim(
