@@ -5,6 +5,7 @@ learner can train: its parameters are the log-probabilities themselves, so that 
 """
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -15,15 +16,27 @@ from torch import nn
 
 from rung.aggregation import constant_length, sequence_mean, sequence_sum, token_mean
 from rung.batch import Rollouts, build_rollouts
-from rung.methods import Method
+from rung.methods import CATALOGUE, Method
 from rung.models.layout import Row
 from rung.models.policy import Policy, PolicyOutput
 from rung.training.config import Optimizer, Recipe, Rollout, Training
-from rung.training.learner import Learner, _Tally, logprobs_of, rows_of
+from rung.training.learner import Learner
+from rung.training.micro import logprobs_of, rows_of
+from rung.training.tally import Tally
 from tests.batches import completion, f64, outcomes
 from tests.decoders import exact_llama
 
 FOREVER = 10**9
+
+
+def made(name: str, **settings: Any) -> Method:
+    """A method of the catalogue, with a cap on the length where it needs one."""
+    factory = CATALOGUE[name]
+    return factory(**({"length": 6} if "length" in inspect.signature(factory).parameters else {}), **settings)
+
+
+# What `rung train` can train: all but those that need a critic.
+TRAINABLE = [name for name in CATALOGUE if "values" not in made(name).needs]
 AGGREGATIONS = {
     "sequence_sum": sequence_sum,
     "sequence_mean": sequence_mean,
@@ -54,11 +67,11 @@ class Table(nn.Module):
         super().__init__()
         self.table = nn.ParameterList([nn.Parameter(f64(row)) for row in logprobs])
 
-    def forward(self, rows: Sequence[Row]) -> PolicyOutput:
+    def forward(self, rows: Sequence[Row], *, live_entropy: bool = False) -> PolicyOutput:
         width = max(len(row.token_ids) for row in rows)
         picked = [self.table[row.token_ids[0]][: len(row.token_ids)] for row in rows]
         out = torch.stack([nn.functional.pad(values, (0, width - len(values))) for values in picked])
-        return PolicyOutput(out, -out.detach())
+        return PolicyOutput(out, -out if live_entropy else -out.detach())
 
 
 def recipe(method: str = "rloo", *, budget: int = FOREVER, rate: float = 1e-2, **training: Any) -> Recipe:
@@ -76,9 +89,9 @@ def recipe(method: str = "rloo", *, budget: int = FOREVER, rate: float = 1e-2, *
 
 def learner(policy: nn.Module, settings: Recipe) -> Learner:
     """With plain gradient descent: a step is then as exact as a gradient, which Adam's division by |g| is not."""
-    made = Learner(policy, None, settings)  # type: ignore[arg-type]
-    made.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)  # type: ignore[assignment]
-    return made
+    trained = Learner(policy, None, settings)  # type: ignore[arg-type]
+    trained.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)  # type: ignore[assignment]
+    return trained
 
 
 LENGTHS = [3, 1, 6, 2, 4, 2, 5, 1, 3, 2]
@@ -88,7 +101,10 @@ PROMPTS = [(1, 10, 2, 11), (7, 7, 10, 3, 11), (4, 11), (5, 10, 5, 11)]
 
 
 def batch(invalid_tokens: int = 0) -> Rollouts:
-    """Four groups of 3, 4, 2 and 1, one failed judge, a tool's tokens in between, log-probs all different."""
+    """Four groups of 3, 4, 2 and 1, one failed judge, a tool's tokens in between, log-probs all different.
+
+    Also with a critic's values and the rewards of greedy completions.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = []
     for i, (length, group) in enumerate(zip(LENGTHS, GROUPS, strict=True)):
@@ -97,14 +113,21 @@ def batch(invalid_tokens: int = 0) -> Rollouts:
             tokens = [(token + invalid_tokens) % 12 for token in tokens]
         sampled = [1, 0, 0, 1, 1, 1] if i == 2 else [1] * length
         rows.append(completion(tokens, sampled=sampled, group=group, sample=i, prompt=PROMPTS[group]))
-    made = build_rollouts(rows, outcomes(REWARDS))
-    own = logprobs_of(decoder(), rows_of(made), FOREVER)
+    rollouts = build_rollouts(rows, outcomes(REWARDS))
+    own = logprobs_of(decoder(), rows_of(rollouts), FOREVER)
 
     def near(scale: float) -> torch.Tensor:
         noise = scale * torch.randn(own.shape, generator=generator, dtype=torch.float64)
-        return torch.where(made.mask, own + noise, 0.0)
+        return torch.where(rollouts.mask, own + noise, 0.0)
 
-    return replace(made, behaviour_logprobs=near(0.0), old_logprobs=near(0.3), reference_logprobs=near(0.5))
+    return replace(
+        rollouts,
+        behaviour_logprobs=near(0.0),
+        old_logprobs=near(0.3),
+        reference_logprobs=near(0.5),
+        values=near(0.2),
+        greedy_rewards=f64([0.25, -0.5, 1.0, 0.0])[rollouts.groups],
+    )
 
 
 def gradient(policy: Policy) -> torch.Tensor:
@@ -122,12 +145,12 @@ def accumulated(
 ) -> tuple[float, torch.Tensor, dict[str, float]]:
     """Loss, gradient and tally of one optimizer step in micro-batches of `budget` tokens."""
     policy.zero_grad(set_to_none=True)
-    tally = _Tally((0.8, 1.2))
+    tally = Tally((0.8, 1.2))
     rows = rows_of(rollouts)
     if index is None:
         index = torch.arange(len(rows))
     loss = learner(policy, recipe(budget=budget))._accumulate(
-        rows, method.prepare(rollouts), method, index, rollouts.behaviour_logprobs, tally
+        rows, method.prepare(rollouts), method, index, tally
     )
     tally.update(loss, 0.0, 0.0)
     return loss, gradient(policy), tally.metrics()

@@ -9,7 +9,7 @@ from rung.models.layout import Row
 from rung.models.policy import Policy
 from rung.rollout.collect import collect, requests_for
 from rung.rollout.local import LocalEngine
-from rung.training.learner import SamplerComparison, logprobs_of
+from rung.training.micro import SamplerComparison, logprobs_of
 from tests.decoders import smollm2
 
 PROMPTS = [

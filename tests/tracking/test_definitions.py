@@ -15,6 +15,8 @@ RECORDED = {
     "kl_policy_reference_k3", "entropy", "learning_rate", "sampler_logratio_max", "sampler_logratio_p99",
     "sampler_logratio_mean", "updates", "reward_low", "reward_high", "n", "full_reward", "full_reward_low",
     "full_reward_high", "kl_policy_reference", "kl_policy_reference_low", "kl_policy_reference_high",
+    "groups_drawn", "groups_dropped", "greedy_reward_mean", "greedy_errors", "greedy_tokens", "baseline",
+    "backtracks", "accepted", "kl_old_policy", "kl_coefficient", "kl_capped_tokens",
     "collect", "reward", "annotate", "update", "record", "total", "tokens_per_second",
 }
 # fmt: on

@@ -16,7 +16,8 @@ from rung.methods import Method, TrainingBatch
 from rung.models.policy import Policy
 from rung.policy_losses import clipped_loss
 from rung.training.config import Optimizer
-from rung.training.learner import SamplerComparison, _Tally, rows_of
+from rung.training.micro import SamplerComparison, rows_of
+from rung.training.tally import Tally
 from tests.batches import close, completion, f64, flags, outcomes
 from tests.decoders import exact_llama
 from tests.learning import FOREVER, Table, batch, decoder, learner, recipe
@@ -129,12 +130,12 @@ def test_the_ratio_is_one_in_all_epochs_while_nothing_is_learned() -> None:
 
 def test_clip_fraction_and_entropy_are_over_all_mini_batches() -> None:
     """Case H12: fractions 0.4, 0.2 and 0 make 0.2, not 0; what stands at padding enters no mean."""
-    tally = _Tally((0.8, 1.2))
+    tally = Tally((0.8, 1.2))
     mask = flags([[1] * 5 + [0]])
     for clipped in (2, 1, 0):
         ratios = f64([[2.0] * clipped + [1.0] * (5 - clipped) + [9.0]]).log()
         part = TrainingBatch(mask, torch.ones(1, 6).double(), torch.zeros(1, 6).double())
-        tally.tokens(ratios, f64([[0.5, 0.7, 0.6, 0.6, 0.6, -1e9]]), torch.zeros(1, 6), part)
+        tally.tokens(ratios, f64([[0.5, 0.7, 0.6, 0.6, 0.6, -1e9]]), part)
         tally.update(loss=float(clipped), norm=2.0 * clipped, rate=0.1)
     metrics = tally.metrics()
     assert metrics["clip_fraction"] == pytest.approx(0.2, abs=1e-15)

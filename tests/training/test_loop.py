@@ -21,7 +21,7 @@ from rung.tasks import Problem
 from rung.tasks.addition import Addition
 from rung.training.checkpoint import newest
 from rung.training.evaluation import Sampled
-from rung.training.loop import describe
+from rung.training.loop import describe, divergence
 from rung.training.session import Session, Silent, fingerprint
 from tests.batches import completion, f64, outcomes
 from tests.tiny import assert_same_run, checkpoint_of, metrics, rl_recipe, rollouts
@@ -197,7 +197,7 @@ def test_divergences_are_sums_over_tokens_and_means_over_sequences() -> None:
     batch = replace(
         build_rollouts(rows, judged), reference_logprobs=f64([[-1.5, -2.5], [-0.5, 9.0], [9.0, 9.0]])
     )
-    described = describe(batch, Sampled((), tuple(rows), ("", "", ""), tuple(judged)))
+    described = describe(batch, Sampled((), tuple(rows), ("", "", ""), tuple(judged))) | divergence(batch)
     assert described["kl_policy_reference_k1"] == pytest.approx(0.5, abs=1e-15)
     assert described["kl_policy_reference_k3"] == pytest.approx(math.exp(-0.5) - 0.5, abs=1e-15)
     assert (described["reward_mean"], described["reward_std"]) == (1.0, 1.0)

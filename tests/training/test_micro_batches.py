@@ -14,7 +14,8 @@ from rung.credit import total_return
 from rung.methods import CATALOGUE, Method, TrainingBatch
 from rung.models.layout import Row
 from rung.policy_losses import policy_gradient_loss
-from rung.training.learner import _Tally, micro_batches, rows_of
+from rung.training.micro import micro_batches, rows_of
+from rung.training.tally import Tally
 from tests.batches import close, completion, flags, outcomes
 from tests.learning import (
     AGGREGATIONS,
@@ -28,6 +29,7 @@ from tests.learning import (
     fresh,
     gradient,
     learner,
+    made,
     recipe,
 )
 
@@ -38,10 +40,11 @@ from tests.learning import (
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_no_split_into_micro_batches_changes_a_gradient(name: str, aggregation: str) -> None:
     """Against loss and gradient of the whole batch at once, computed without the learner."""
-    method = replace(CATALOGUE[name](kl_coefficient=0.3), aggregation=AGGREGATIONS[aggregation])
+    method = replace(made(name, kl_coefficient=0.3), aggregation=AGGREGATIONS[aggregation])
     rollouts, policy = batch(), decoder()
     whole = method.prepare(rollouts)
-    loss = method.loss(policy(rows_of(rollouts)).logprobs, whole, method.weights(whole.mask))
+    output = policy(rows_of(rollouts), live_entropy=True)
+    loss = method.loss(output.logprobs, whole, method.weights(whole.mask), entropy=output.entropy)
     loss.backward()
     expected = gradient(policy)
     assert float(expected.abs().max()) > 1e-3
@@ -53,7 +56,7 @@ def test_no_split_into_micro_batches_changes_a_gradient(name: str, aggregation: 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_padded_path_gives_the_same_gradients(name: str) -> None:
-    method, rollouts = CATALOGUE[name](kl_coefficient=0.3), batch()
+    method, rollouts = made(name, kl_coefficient=0.3), batch()
     value, expected, _ = accumulated(decoder(), rollouts, method, FOREVER)
     for budget in (1, 14, FOREVER):
         other, measured, _ = accumulated(decoder("padded"), rollouts, method, budget)
@@ -63,7 +66,7 @@ def test_the_padded_path_gives_the_same_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_no_split_changes_what_is_logged(name: str) -> None:
-    method, rollouts = CATALOGUE[name](), batch()
+    method, rollouts = made(name), batch()
     _, _, expected = accumulated(decoder(), rollouts, method, FOREVER)
     assert 0 < expected["clip_fraction"] < 1
     for budget in (1, 9, 14):
@@ -71,7 +74,7 @@ def test_no_split_changes_what_is_logged(name: str) -> None:
         assert measured == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo-loo"])
+@pytest.mark.parametrize("name", ["grpo", "ppo-loo", "reinforce++", "ppo-penalty", "gspo", "cispo", "dapo"])
 def test_several_updates_on_one_batch_end_at_the_same_weights(name: str) -> None:
     """Three epochs of two mini-batches: weights of the loss are made per mini-batch, before it is split."""
     ends = []
@@ -79,7 +82,7 @@ def test_several_updates_on_one_batch_end_at_the_same_weights(name: str) -> None
         policy = fresh(decoder())
         settings = recipe(name, budget=budget, rate=0.05, epochs=3, mini_batches=2)
         trained = learner(policy, settings)
-        trained.step(batch(), CATALOGUE[name](kl_coefficient=0.3), 1)
+        trained.step(batch(), made(name, kl_coefficient=0.3), 1)
         assert trained.updates == 6
         ends.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
     start = torch.cat([p.detach().flatten() for p in decoder().parameters()])
@@ -90,7 +93,7 @@ def test_several_updates_on_one_batch_end_at_the_same_weights(name: str) -> None
 
 def test_a_part_of_the_rows_is_normalised_over_that_part_alone() -> None:
     """A mini-batch of rows 2, 4, 5 and 8, the second not judged: token means over its 4 + 2 + 3 counted tokens."""
-    method = replace(CATALOGUE["rloo"](kl_coefficient=0.0), aggregation=token_mean)
+    method = replace(made("rloo", kl_coefficient=0.0), aggregation=token_mean)
     rollouts, policy = batch(), decoder()
     index = torch.tensor([2, 4, 5, 8])
     prepared = method.prepare(rollouts)
@@ -115,7 +118,7 @@ def test_token_means_are_over_the_step_and_not_over_micro_batches(budget: int) -
     mask = flags([[1, 1, 0, 0, 0, 0], [1] * 6])
     method = Method("d1", total_return, policy_gradient_loss, token_mean)
     loss = learner(policy, recipe(budget=budget))._accumulate(
-        rows, TrainingBatch(mask, mask.double()), method, torch.arange(2), torch.zeros(2, 6), _Tally(None)
+        rows, TrainingBatch(mask, mask.double()), method, torch.arange(2), Tally(None)
     )
     assert loss == 3.25
     close(policy.table[0].grad, [-0.125] * 2)  # type: ignore[arg-type]
@@ -131,7 +134,7 @@ def test_a_micro_batch_without_a_counted_token_enters_no_denominator(budget: int
     method = Method("d5", total_return, policy_gradient_loss, AGGREGATIONS[aggregation])
     rows = [Row((9 - i,), (i,)) for i in range(3)]
     loss = learner(policy, recipe(budget=budget))._accumulate(
-        rows, TrainingBatch(mask, mask.double()), method, torch.arange(3), torch.zeros(3, 1), _Tally(None)
+        rows, TrainingBatch(mask, mask.double()), method, torch.arange(3), Tally(None)
     )
     assert loss == 3.0
     assert float(policy.table[2].grad) == 0.0  # type: ignore[arg-type]
@@ -162,7 +165,7 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_row_that_was_not_judged_trains_nothing(name: str) -> None:
     """Cases H10 and B12: other tokens in the failed row change no gradient; and it has none of its own."""
-    method = CATALOGUE[name](kl_coefficient=0.3)
+    method = made(name, kl_coefficient=0.3)
     _, expected, _ = accumulated(decoder(), batch(), method, 14)
     for tokens in (3, 7):
         changed = batch(invalid_tokens=tokens)
@@ -178,7 +181,7 @@ def test_h10_digits_a_missing_reward_is_no_zero() -> None:
     policy = Table([[-1.0], [-1.0], [-1.0]])
     rows = [completion([i], prompt=(9,), sample=i) for i in range(3)]
     rollouts = build_rollouts(rows, outcomes([1.0, None, 1.0]))
-    metrics = learner(policy, recipe()).step(rollouts, CATALOGUE["rloo"](kl_coefficient=0.0), 1)
+    metrics = learner(policy, recipe()).step(rollouts, made("rloo", kl_coefficient=0.0), 1)
     assert metrics["grad_norm"] == 0.0
     assert [float(row.detach()) for row in policy.table] == [-1.0] * 3
 
@@ -187,10 +190,11 @@ def test_h10_digits_a_missing_reward_is_no_zero() -> None:
 def test_a_batch_without_a_judged_row_changes_nothing_and_has_no_nan(name: str) -> None:
     """Case C10's last line: 0 trained tokens give loss 0, gradient 0, and no NaN."""
     empty = build_rollouts(batch().completions, outcomes([None] * 10))
-    empty = replace(empty, old_logprobs=batch().old_logprobs, reference_logprobs=batch().reference_logprobs)
+    annotated = ("old_logprobs", "reference_logprobs", "values", "greedy_rewards")
+    empty = replace(empty, **{part: getattr(batch(), part) for part in annotated})
     policy = fresh(decoder())
     before = [p.detach().clone() for p in policy.parameters()]
-    metrics = learner(policy, recipe(name, budget=14)).step(empty, CATALOGUE[name](), 1)
+    metrics = learner(policy, recipe(budget=14)).step(empty, made(name), 1)
     assert metrics["loss"] == metrics["grad_norm"] == metrics["entropy"] == 0.0
     assert all(math.isfinite(value) for value in metrics.values())
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
@@ -200,7 +204,7 @@ def test_empty_completions_are_carried_along() -> None:
     """A completion of no token at all trains nothing and breaks nothing."""
     rows: list[Completion] = [*batch().completions, completion([], group=0, sample=99, prompt=PROMPTS[0])]
     rollouts = build_rollouts(rows, outcomes([*REWARDS, 1000.0]))
-    method = CATALOGUE["rloo"](kl_coefficient=0.0)
+    method = made("rloo", kl_coefficient=0.0)
     _, expected, _ = accumulated(
         decoder(), build_rollouts(batch().completions, outcomes(REWARDS)), method, 14
     )

@@ -16,7 +16,7 @@ from rung.tasks import Problem
 from rung.tasks.addition import Addition
 from rung.tracking.run import Run
 from rung.training.evaluation import judge
-from rung.training.learner import micro_batches
+from rung.training.micro import micro_batches
 from tests.tiny import sft_recipe
 
 TWO_THREADS = """

@@ -5,42 +5,10 @@ token, end token included), π the policy, π_ref the reference, q the distribut
 Logarithms are natural, so divergences and entropies are in nats. Only the standard library is imported.
 """
 
-from dataclasses import dataclass
+from rung.tracking.metric import Metric
+from rung.tracking.update_metrics import DIVERGENCE, UPDATE
 
-
-@dataclass(frozen=True)
-class Metric:
-    """One recorded number.
-
-    Attributes:
-        name: the key in metrics.jsonl or timing.jsonl.
-        label: what a person calls it.
-        meaning: one line, without the formula.
-        unit: what one of it is.
-        formula: how it is computed.
-        normaliser: what the sum is divided by, or why nothing divides it.
-        expected: range and healthy behavior.
-        odd: what it means when it leaves them.
-    """
-
-    name: str
-    label: str
-    meaning: str
-    unit: str
-    formula: str
-    normaliser: str
-    expected: str
-    odd: str
-
-    @property
-    def one_line(self) -> str:
-        """The definition in one line: meaning and unit.
-
-        >>> METRICS["entropy"].one_line
-        'How undecided the policy is before each token that it sampled (nats per token).'
-        """
-        return f"{self.meaning} ({self.unit})."
-
+__all__ = ["METRICS", "Metric"]
 
 # A metric reads better as a paragraph than as ten lines.
 # fmt: off
@@ -84,6 +52,34 @@ _REWARD = [
         "above 0: the judge does not cope with some text; these carry no credit and never count as wrong",
     ),
     Metric(
+        "groups_drawn", "Groups drawn", "Prompts drawn for a step whose method leaves groups out", "groups",
+        "rounds × prompts per step", "none: a count", "prompts per step to max_rounds times as many",
+        "max_rounds times as many, all the time: prompts are too easy or too hard, and steps train on few of them",
+    ),
+    Metric(
+        "groups_dropped", "Groups left out", "Drawn prompts that the method's selection left out", "groups",
+        "#{g : no completion of g is selected}", "none: a count",
+        "grows as the task is solved; of the others the first prompts_per_step train",
+        "equal to the groups drawn: the step had nothing to train on",
+    ),
+    Metric(
+        "greedy_reward_mean", "Reward, greedy",
+        "Mean outcome reward of the greedy completions of the step's prompts, which are subtracted as baselines",
+        "reward units", "Σ R(greedy) / n", "n = greedy completions that got a reward",
+        "near the reward of the samples, usually above it", "far below it: the most likely answer is a bad one",
+    ),
+    Metric(
+        "greedy_errors", "Not judged, greedy",
+        "Greedy completions without a reward; the samples of their prompts are left out of the update", "completions",
+        "#{greedy outcome is error, timeout or abstain}", "none: a count", "0",
+        "above 0: the judge does not cope with some text, and prompts are lost",
+    ),
+    Metric(
+        "greedy_tokens", "Tokens, greedy", "Tokens of the greedy completions, which are sampled beside the others",
+        "tokens", "Σ length of greedy completions", "none: a count", "tokens / samples per prompt, or less",
+        "at the cap for every prompt: the most likely answer does not end",
+    ),
+    Metric(
         "groups_without_signal", "Groups without signal",
         "Groups whose completions all got the same reward, or that have fewer than two rewards", "groups",
         "#{g : fewer than two rewards in g, or max R = min R}", "none: a count per step",
@@ -92,7 +88,7 @@ _REWARD = [
     ),
     Metric(
         "completions", "Completions", "Completions sampled for the step or the evaluation", "completions",
-        "prompts × samples per prompt", "none: a count", "constant",
+        "prompts × samples per prompt", "none: a count", "constant; a multiple where a method leaves groups out",
         "fewer than configured: the data ran out or sampling was cut short",
     ),
     Metric(
@@ -167,82 +163,6 @@ _LENGTH = [
         "low: completions are cut, so their reward judges an unfinished answer; raise the cap",
     ),
 ]
-
-_UPDATE = [
-    Metric(
-        "loss", "Loss", "What the optimizer step minimizes, before the step",
-        "reward units × nats in RL, nats per token in SFT",
-        "RL: Σ weights · token loss, with a KL term that stands in the loss; SFT: −Σ m log π / Σ m",
-        "the method's aggregation; mean over the step's updates",
-        "RL: any sign, near 0, not a measure of progress; SFT: falls from about log V",
-        "not finite: the run has diverged; SFT rises: the learning rate is too high",
-    ),
-    Metric(
-        "grad_norm", "Gradient norm", "Length of the whole gradient before clipping",
-        "loss units per parameter unit", "√(Σ g²) over all trained parameters",
-        "mean over the step's updates", "same order of magnitude all along",
-        "jumps: a bad batch; 0: no credit arrived; not finite: diverged",
-    ),
-    Metric(
-        "clip_fraction", "Clipped tokens",
-        "Fraction of tokens whose gradient the clipped objective sets to zero", "fraction",
-        "#{A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε} / Σ m", "counted tokens",
-        "0 in the first update of a step, then usually below 0.2",
-        "high: the policy moves far within one step; lower the learning rate or do fewer updates",
-    ),
-    Metric(
-        "learning_rate", "Learning rate", "Step size of the optimizer in the step's last update",
-        "parameter units per update", "the schedule at this update", "none", "follows the schedule",
-        "0: nothing is learned",
-    ),
-    Metric(
-        "updates", "Updates", "Optimizer updates since the run began", "updates",
-        "steps × epochs × mini-batches", "none: a running count", "grows by the same number every step",
-        "it stays: the step was skipped",
-    ),
-]
-
-_DIVERGENCE = [
-    Metric(
-        "kl_policy_reference_k1", "KL(π‖π_ref), k1",
-        "Distance of the policy from the reference on the step's samples, before the update, by k1",
-        "nats per sequence",
-        "meanᵢ Σ_t m (log π − log π_ref)", "completions: a sum over tokens, not a mean",
-        "0 at step 1, then grows; unbiased, so single steps may be slightly negative",
-        "clearly negative: the samples are not from the policy; very large: the penalty is too weak",
-    ),
-    Metric(
-        "kl_policy_reference_k3", "KL(π‖π_ref), k3",
-        "The same distance by estimator k3, which is never negative", "nats per sequence",
-        "meanᵢ Σ_t m (π_ref/π − 1 + log π − log π_ref)", "completions: a sum over tokens, not a mean",
-        "close to k1, often steadier",
-        "far above k1: a few tokens that the policy finds very unlikely dominate it",
-    ),
-    Metric(
-        "entropy", "Entropy", "How undecided the policy is before each token that it sampled",
-        "nats per token", "−Σ_t m Σ_v π log π / Σ m", "counted tokens",
-        "0 to log V; falls slowly as the policy settles",
-        "falls to 0 early: no variety left to learn from; rises without end: the policy turns to noise",
-    ),
-    Metric(
-        "sampler_logratio_max", "Sampler–trainer, largest",
-        "Largest disagreement of sampler and trainer on a sampled token's log-probability", "nats",
-        "max |log π − log q| over counted tokens", "none: a maximum", "rounding: 1e-5 to 1e-4 in float32",
-        "large: sampler and trainer are not the same distribution (weights, temperature, template)",
-    ),
-    Metric(
-        "sampler_logratio_p99", "Sampler–trainer, 99th percentile",
-        "Disagreement of sampler and trainer that 99 % of tokens stay under", "nats",
-        "99th percentile of |log π − log q| over counted tokens", "counted tokens",
-        "rounding, below the largest", "close to the largest: all tokens disagree, not a few",
-    ),
-    Metric(
-        "sampler_logratio_mean", "Sampler–trainer, mean",
-        "Mean signed difference of trainer and sampler log-probability", "nats per token",
-        "Σ m (log π − log q) / Σ m", "counted tokens", "around 0 with either sign",
-        "clearly off 0: a systematic mismatch, so every importance weight is biased the same way",
-    ),
-]
 # fmt: on
 
 
@@ -280,9 +200,9 @@ _TIMING = [
     Metric(
         "tokens_per_second",
         "Speed",
-        "Tokens trained on in each second of the step",
+        "Tokens sampled (RL) or imitated (SFT) in each second of the step",
         "tokens per second",
-        "tokens / total",
+        "(tokens + greedy_tokens) / total",
         "seconds of the whole step",
         "steady",
         "falls: fewer completions are in flight at the end of a batch, or the machine is shared",
@@ -291,6 +211,6 @@ _TIMING = [
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
-    for part in (_POSITION, _REWARD, _HELD_OUT, _LENGTH, _UPDATE, _DIVERGENCE, _TIMING)
+    for part in (_POSITION, _REWARD, _HELD_OUT, _LENGTH, UPDATE, DIVERGENCE, _TIMING)
     for metric in part
 }

@@ -86,7 +86,13 @@ def newest(checkpoints: Path) -> tuple[int, Path]:
 
 
 def save(
-    checkpoints: Path, step: int, learner: Learner, language: LanguageModel, keep: int, *, reference: str
+    checkpoints: Path,
+    step: int,
+    learner: Learner,
+    language: LanguageModel,
+    keep: int,
+    *,
+    more: dict[str, Any],
 ) -> Path:
     """Write the checkpoint of a finished step; older ones go only once it is there.
 
@@ -96,7 +102,7 @@ def save(
         learner: for optimizer and counters.
         language: model and tokenizer.
         keep: how many stay.
-        reference: fingerprint of the frozen reference, "" without one.
+        more: what the session adds to the state, as JSON.
     """
 
     def write(folder: Path) -> None:
@@ -105,10 +111,9 @@ def save(
         state = {
             "step": step,
             "updates": learner.updates,
-            "reference": reference,
             "path": learner.policy.path,
             "torch_random": torch.get_rng_state().tolist(),
-        }
+        } | more
         (folder / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     folder = checkpoints / f"step-{step:06d}"

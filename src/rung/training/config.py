@@ -1,101 +1,28 @@
 """A recipe: everything a run depends on, in one TOML file, checked before anything starts."""
 
 import copy
-import inspect
 import json
 import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE, Method
+from rung.training.choice import SETTINGS, build, compares_samples, has_ratio
 from rung.training.explain import explain, nearest
-
-# TOML has lists, not tuples: that one conversion is allowed, their members are still checked.
-Share = Annotated[float, Field(ge=0, lt=1)]
-Betas = Annotated[tuple[Share, Share], Field(strict=False)]
-Band = Annotated[tuple[float, float], Field(strict=False)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused; values are checked and not silently converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Scratch(Section):
-    """Sizes of a Llama made from nothing, for `model = "scratch"`."""
-
-    hidden_size: int = Field(128, gt=0)
-    intermediate_size: int = Field(512, gt=0)
-    layers: int = Field(3, gt=0)
-    heads: int = Field(4, gt=0)
-    key_value_heads: int = Field(4, gt=0)
-    max_positions: int = Field(64, gt=0)
-    initializer_range: float = Field(0.05, gt=0)
-    rope_theta: float = Field(100.0, gt=0)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Scratch":
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"hidden_size {self.hidden_size} over {self.heads} heads is no even number of dimensions each"
-            )
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{self.key_value_heads} key_value_heads do not divide {self.heads} heads")
-        return self
-
-
-class Rollout(Section):
-    """How completions are sampled: P prompts a step, G samples each."""
-
-    prompts_per_step: int = Field(32, gt=0)
-    samples_per_prompt: int = Field(8, gt=0)
-    max_new_tokens: int = Field(8, gt=0)
-    temperature: float = Field(1.0, gt=0)
-    max_rows: int = Field(256, gt=0)
-    mismatch_tolerance: float = Field(2e-4, gt=0)
-
-
-class Optimizer(Section):
-    """AdamW, clipped gradients, and a learning-rate schedule counted in optimizer steps."""
-
-    learning_rate: float = Field(1e-4, gt=0)
-    betas: Betas = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    warmup_updates: int = Field(0, ge=0)
-    schedule: Literal["constant", "linear"] = "constant"
-
-
-class Training(Section):
-    """Length of the run. A step is one rollout batch (or one batch of examples); an update one optimizer step."""
-
-    steps: int = Field(..., gt=0)
-    epochs: int = Field(1, gt=0)
-    mini_batches: int = Field(1, gt=0)
-    batch_size: int = Field(128, gt=0)
-    micro_batch_tokens: int = Field(16_384, gt=0)
-    stop_between: Band | None = None
-
-
-class Evaluation(Section):
-    """Held-out problems: the test split before and after, the validation split every so many steps (0: never)."""
-
-    test_problems: int = Field(500, ge=0)
-    validation_problems: int = Field(200, ge=0)
-    every: int = Field(0, ge=0)
-
-
-class Checkpoint(Section):
-    """A checkpoint every so many steps (0: only the last one); the newest `keep` of them stay."""
-
-    every: int = Field(0, ge=0)
-    keep: int = Field(2, gt=0)
+from rung.training.sections import (
+    Checkpoint,
+    Evaluation,
+    Optimizer,
+    Rollout,
+    Scratch,
+    Section,
+    Training,
+)
 
 
 class Recipe(Section):
@@ -108,8 +35,18 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int | None = Field(None, gt=0)
     kl_coefficient: float | None = Field(None, ge=0)
+    kl_target: float | None = Field(None, gt=0)
+    kl_horizon: float | None = Field(None, gt=0)
     clip_low: float | None = Field(None, ge=0, le=1)
     clip_high: float | None = Field(None, ge=0)
+    dual_clip: float | None = Field(None, gt=1)
+    cap: float | None = Field(None, gt=0)
+    baseline: float | None = None
+    momentum: float | None = Field(None, ge=0, le=1)
+    lam: float | None = Field(None, ge=0, le=1)
+    max_kl: float | None = Field(None, gt=0)
+    overlong_buffer: int | None = Field(None, gt=0)
+    entropy_coefficient: float | None = Field(None, ge=0)
     scratch: Scratch | None = None
     rollout: Rollout = Rollout()
     optimizer: Optimizer = Optimizer()
@@ -138,12 +75,11 @@ class Recipe(Section):
         if self.method == "sft":
             self._check_supervised()
         else:
-            self._check_sampled()
-            self.build_method()
+            self._check_sampled(self.build_method())
         return self
 
     def _check_supervised(self) -> None:
-        for key in ("kl_coefficient", "clip_low", "clip_high"):
+        for key in (*SETTINGS, "kl_target", "kl_horizon"):
             if getattr(self, key) is not None:
                 raise ValueError(
                     f"method sft has no {key}: it imitates answers, and samples nothing to train on"
@@ -169,18 +105,23 @@ class Recipe(Section):
                 "training.stop_between needs validations: set evaluation.every and evaluation.validation_problems"
             )
 
-    def _check_sampled(self) -> None:
+    def _check_sampled(self, method: Method) -> None:
         completions = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
-        by_group = "groups" in inspect.signature(CATALOGUE[self.method]().credit).parameters
-        if by_group and self.rollout.samples_per_prompt < 2:
+        if compares_samples(method) and self.rollout.samples_per_prompt < 2:
             raise ValueError(
                 f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
+            )
+        if method.select is None and self.rollout.max_rounds != Rollout.model_fields["max_rounds"].default:
+            raise ValueError(
+                f"rollout.max_rounds is for a method that leaves groups out and draws others; method {self.method} "
+                "trains on all"
             )
         if completions < self.training.mini_batches:
             raise ValueError(
                 f"training.mini_batches = {self.training.mini_batches} is larger than the {completions} completions "
                 "of a step"
             )
+        self._check_updates(method)
         if self.training.stop_between is not None:
             raise ValueError("training.stop_between is for method sft")
         if self.training.batch_size != Training.model_fields["batch_size"].default:
@@ -189,25 +130,31 @@ class Recipe(Section):
                 f"rollout.samples_per_prompt = {completions} completions"
             )
 
-    def build_method(self) -> Method:
-        """The method with this recipe's settings; a setting that the method does not have is refused."""
-        factory = CATALOGUE[self.method]
-        accepted = inspect.signature(factory).parameters
-        given = {key: getattr(self, key) for key in ("kl_coefficient", "clip_low", "clip_high")}
-        given = {key: value for key, value in given.items() if value is not None}
-        surplus = sorted(set(given) - set(accepted))
-        if surplus:
+    def _check_updates(self, method: Method) -> None:
+        if self.training.epochs * self.training.mini_batches == 1:
+            return
+        if method.update is not None:
             raise ValueError(
-                f"method {self.method} has no {' and no '.join(surplus)}; it takes {', '.join(accepted)}"
+                f"method {self.method} takes one step per rollout batch, as far as its trust region goes: "
+                "use training.epochs = 1 and mini_batches = 1"
             )
-        reuses = self.training.epochs * self.training.mini_batches > 1
-        method = factory(**given)
-        if reuses and "old" not in method.needs:
+        if not has_ratio(method):
             raise ValueError(
                 f"method {self.method} has no importance ratio: more than one update per rollout batch would train on "
                 "samples of another policy. Use training.epochs = 1 and mini_batches = 1, or method ppo-loo or grpo"
             )
-        return method
+
+    def build_method(self) -> Method:
+        """The method with this recipe's settings; a setting that the method does not have is refused."""
+        given = {key: getattr(self, key) for key in SETTINGS if getattr(self, key) is not None}
+        steered = None
+        if self.kl_target is not None and self.kl_horizon is not None:
+            steered = (self.kl_target, self.kl_horizon)
+        elif self.kl_target is not None or self.kl_horizon is not None:
+            raise ValueError(
+                "kl_target and kl_horizon steer the KL coefficient together: set both or neither"
+            )
+        return build(self.method, given, length=self.rollout.max_new_tokens, steered=steered)
 
     @property
     def updates(self) -> int:

@@ -19,7 +19,9 @@ FLOAT = 4  # bytes; rung trains in float32
 
 @dataclass(frozen=True)
 class Estimate:
-    """Counts are exact but for `tokens`, which assumes that completions reach the cap; memory is an estimate.
+    """Counts of what is done at most: completions reach the cap, and every step draws all its rounds of prompts.
+
+    Memory is an estimate.
 
     Attributes:
         parameters: of the model.
@@ -72,6 +74,7 @@ def estimate(recipe: Recipe) -> Estimate:
     lengths = [len(language.encode(p.prompt)) for p in spread_over(task.problems("train"), 200)]  # type: ignore[attr-defined]
     longest = max(lengths)
     settings, rl = recipe.rollout, recipe.method != "sft"
+    method = recipe.build_method() if rl else None
     per_step = settings.prompts_per_step * settings.samples_per_prompt if rl else 0
     new = settings.max_new_tokens
     in_line = (
@@ -86,23 +89,32 @@ def estimate(recipe: Recipe) -> Estimate:
     rows = min(settings.max_rows, max(per_step, 1))
     in_micro = max(1, micro * (per_step if rl else recipe.training.batch_size) // in_line)
     attended = in_micro * (longest + new) * text.num_hidden_layers * heads * head
+    optimizer = {"optimizer": 2 * FLOAT * parameters}
+    if method is not None and method.update is not None:
+        # Old weights, gradient, and of the conjugate gradient a solution, residual, direction and product.
+        optimizer = {"trust region": 6 * FLOAT * parameters}
     memory = {
         "weights": FLOAT * parameters,
         "gradients": FLOAT * parameters,
-        "optimizer": 2 * FLOAT * parameters,
+        **optimizer,
         "activations of a micro-batch": micro * _activations_per_token(config),
         "keys and values of its rows": 2 * FLOAT * attended,
         "logits of a chunk": 5 * FLOAT * min(CHUNK_ELEMENTS, micro * text.vocab_size),
         "sampling cache": 2 * FLOAT * rows * (longest + new) * text.num_hidden_layers * kv_heads * head,
     }
-    if rl and "reference" in recipe.build_method().needs:
+    if method is not None and "reference" in method.needs:
         memory["reference"] = FLOAT * parameters
+    sampled = per_step
+    if method is not None and method.select is not None:
+        sampled *= settings.max_rounds
+    if method is not None and "greedy" in method.needs:
+        sampled += settings.prompts_per_step
     return Estimate(
         parameters=parameters,
         steps=recipe.training.steps,
         updates=recipe.updates,
-        completions=per_step * recipe.training.steps,
-        tokens=per_step * recipe.training.steps * new,
+        completions=sampled * recipe.training.steps,
+        tokens=sampled * recipe.training.steps * new,
         prompt_tokens=(statistics.fmean(lengths), longest),
         memory=memory,
     )

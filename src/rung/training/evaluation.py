@@ -81,11 +81,19 @@ def _outcome(task: Task, problem: Problem, text: str) -> Outcome:
 
 
 def judge(
-    task: Task, language: LanguageModel, problems: Sequence[Problem], completions: Sequence[Completion]
+    task: Task,
+    language: LanguageModel,
+    problems: Sequence[Problem],
+    completions: Sequence[Completion],
+    *,
+    first_group: int = 0,
 ) -> Sampled:
-    """Decode and score completions whose groups number the problems."""
+    """Decode and score completions whose groups number the problems, from `first_group` on."""
     texts = [language.decode(c.token_ids) for c in completions]
-    outcomes = [_outcome(task, problems[c.group], text) for c, text in zip(completions, texts, strict=True)]
+    outcomes = [
+        _outcome(task, problems[c.group - first_group], text)
+        for c, text in zip(completions, texts, strict=True)
+    ]
     return Sampled(tuple(problems), tuple(completions), tuple(texts), tuple(outcomes))
 
 

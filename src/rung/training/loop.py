@@ -6,41 +6,37 @@ from typing import Any
 
 import torch
 
-from rung.batch import Rollouts, build_rollouts
+from rung.batch import Rollouts
 from rung.kl import k1, k3
 from rung.masked import masked_sum
-from rung.rollout.collect import collect, requests_for
-from rung.training.evaluation import Sampled, judge
-from rung.training.order import rows_at
+from rung.methods import Method
+from rung.training.drawing import Drawn, draw
+from rung.training.evaluation import Sampled
 from rung.training.session import Clock, Session
 
 
 def train_policy(session: Session) -> None:
     """Train with a policy-gradient method from the session's start to its last step."""
     recipe, learner = session.recipe, session.learner
-    method = recipe.build_method()
     if session.start == 0 and recipe.evaluation.test_problems:
         session.evaluate(0, "test", recipe.evaluation.test_problems)
     for step in range(session.start + 1, recipe.training.steps + 1):
-        clock = Clock()
-        with clock("collect"):
-            problems, completions = _collect(session, step)
-        with clock("reward"):
-            sampled = judge(session.task, session.language, problems, completions)
+        method, clock = session.method, Clock()
+        assert method is not None
+        drawn = draw(session, clock, method)
         with clock("annotate"):
-            rollouts = learner.annotate(build_rollouts(completions, sampled.outcomes), method.needs)
+            rollouts = learner.annotate(drawn.rollouts, method.needs)
             if step == session.start + 1:
                 learner.compare_sampler(rollouts).check(recipe.rollout.mismatch_tolerance)
         with clock("update"):
-            metrics = learner.step(rollouts, method, step)
+            updated = learner.step(rollouts, method, step)
             session.engine.load(learner.updates, learner.policy.model.named_parameters())
         with clock("record"):
-            metrics = {"step": step, "kind": "train"} | describe(rollouts, sampled) | metrics
-            session.run.write(session.run.metrics, metrics)
-            session.run.write_rollouts(
-                step, "train", sampled.prompts(), completions, sampled.outcomes, sampled.texts
-            )
-        timing = clock.timing(step, metrics["tokens"])
+            seen = describe(drawn.judged, drawn.sampled) | divergence(rollouts) | drawn.counts | method.state
+            metrics = {"step": step, "kind": "train"} | seen | updated
+            session.method = method.after(rollouts, steering_divergence(method, metrics))
+            record(session, step, drawn, metrics)
+        timing = clock.timing(step, metrics["tokens"] + metrics.get("greedy_tokens", 0))
         session.run.write(session.run.timing, timing)
         session.observer.step(step, recipe.training.steps, metrics, timing)
         if session.validation_due(step):
@@ -51,38 +47,46 @@ def train_policy(session: Session) -> None:
             session.save(step)
 
 
-def _collect(session: Session, step: int) -> tuple[list[Any], list[Any]]:
-    """The problems of a step and their completions, ordered by group and sample."""
-    settings, train = session.recipe.rollout, session.task.problems("train")
-    number = settings.prompts_per_step
-    rows, visits = rows_at(range((step - 1) * number, step * number), len(train), session.recipe.seed)
-    problems = [train[row] for row in rows]
-    requests = requests_for(
-        [session.language.encode(p.prompt) for p in problems],
-        [p.row for p in problems],
-        visits,
-        samples=settings.samples_per_prompt,
-        max_new_tokens=settings.max_new_tokens,
-        seed=session.recipe.seed,
-        stream="train",
+def record(session: Session, step: int, drawn: Drawn, metrics: dict[str, Any]) -> None:
+    """Write down a step: its line, and everything that was sampled for it."""
+    session.run.write(session.run.metrics, metrics)
+    for split, sampled in (("train", drawn.sampled), ("greedy", drawn.greedy)):
+        if sampled is not None:
+            session.run.write_rollouts(
+                step, split, sampled.prompts(), sampled.completions, sampled.outcomes, sampled.texts
+            )
+
+
+def steering_divergence(method: Method, metrics: dict[str, Any]) -> float | None:
+    """What steers a KL coefficient, by k3: never negative, whatever the batch."""
+    if method.kl is None:
+        return None
+    measured: float | None = metrics.get(
+        "kl_old_policy" if method.kl.against == "old" else "kl_policy_reference_k3"
     )
-    return problems, collect(session.engine, requests)
+    return measured
 
 
-def describe(rollouts: Rollouts, sampled: Sampled) -> dict[str, float]:
-    """What the rollouts of a step were like, before the update."""
+def describe(judged: Rollouts, sampled: Sampled) -> dict[str, float]:
+    """What the completions of a step were like, before the update."""
     rewards = sampled.rewards()
     out = sampled.summary()
     out["reward_mean"] = statistics.fmean(rewards) if rewards else math.nan
     out["reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    out["groups_without_signal"] = groups_without_signal(rollouts)
-    if rollouts.reference_logprobs is not None:
-        arguments = (rollouts.behaviour_logprobs, rollouts.reference_logprobs)
-        sequences = max(int(rollouts.mask.any(1).sum()), 1)
-        for name, estimator in (("k1", k1), ("k3", k3)):
-            total = float(masked_sum(estimator(*arguments), rollouts.mask))
-            out[f"kl_policy_reference_{name}"] = total / sequences
+    out["groups_without_signal"] = groups_without_signal(judged)
     return out
+
+
+def divergence(rollouts: Rollouts) -> dict[str, float]:
+    """How far the policy was from the reference on the rows that train: sums over tokens, means over sequences."""
+    if rollouts.reference_logprobs is None:
+        return {}
+    sequences = max(int(rollouts.mask.any(1).sum()), 1)
+    pair = (rollouts.behaviour_logprobs, rollouts.reference_logprobs)
+    return {
+        f"kl_policy_reference_{name}": float(masked_sum(estimator(*pair), rollouts.mask)) / sequences
+        for name, estimator in (("k1", k1), ("k3", k3))
+    }
 
 
 def groups_without_signal(rollouts: Rollouts) -> int:

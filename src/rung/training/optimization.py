@@ -35,6 +35,19 @@ def learning_rate(update: int, total: int, settings: Optimizer) -> float:
     return settings.learning_rate * min(warm, max(left, 0.0))
 
 
+def require_finite(loss: float, norm: float, update: int, remedy: str) -> None:
+    """Refuse an update that would destroy the model.
+
+    Raises:
+        TrainingDiverged: loss or gradient is not finite.
+    """
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise TrainingDiverged(
+            f"update {update}: the loss is {loss} and the gradient's norm {norm}. The weights were not changed. "
+            f"Start again with {remedy}; a checkpoint of this run can be its model"
+        )
+
+
 def guarded_step(
     optimizer: torch.optim.Optimizer, loss: float, max_grad_norm: float, rate: float, update: int
 ) -> float:
@@ -45,11 +58,7 @@ def guarded_step(
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise TrainingDiverged(
-            f"update {update}: the loss is {loss} and the gradient's norm {norm}. The weights were not changed. "
-            "Start again with a lower optimizer.learning_rate; a checkpoint of this run can be its model"
-        )
+    require_finite(loss, norm, update, "a lower optimizer.learning_rate")
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()

@@ -16,6 +16,7 @@ from rung.batch import build_rollouts
 from rung.errors import CheckpointError, UsageError
 from rung.kl import k1
 from rung.masked import masked_sum
+from rung.methods import Method
 from rung.models import loading
 from rung.models.layout import Row
 from rung.models.loading import LanguageModel
@@ -26,7 +27,8 @@ from rung.tracking.run import Run
 from rung.training import checkpoint
 from rung.training.config import Recipe
 from rung.training.evaluation import Sampled, evaluate_policy, interval, spread_over
-from rung.training.learner import Learner, logprobs_of
+from rung.training.learner import Learner
+from rung.training.micro import logprobs_of
 
 
 class Observer(Protocol):
@@ -113,7 +115,14 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 @dataclass
 class Session:
-    """The parts of a run, put together."""
+    """The parts of a run, put together.
+
+    Attributes:
+        start: steps that were finished before.
+        reference_fingerprint: of the frozen reference's weights, "" without one.
+        method: as it stands, None for supervised fine-tuning. What it learns from a batch holds from the next on.
+        position: in the order of all training prompts, the one that is drawn next.
+    """
 
     recipe: Recipe
     run: Run
@@ -124,6 +133,8 @@ class Session:
     observer: Observer
     start: int = 0
     reference_fingerprint: str = ""
+    method: Method | None = None
+    position: int = 0
 
     def evaluate(self, step: int, split: Any, number: int) -> dict[str, Any]:
         """Sample held-out problems, write them down, and return the metrics line."""
@@ -171,7 +182,11 @@ class Session:
             self.learner,
             self.language,
             self.recipe.checkpoint.keep,
-            reference=self.reference_fingerprint,
+            more={
+                "reference": self.reference_fingerprint,
+                "position": self.position,
+                "method": self.method.state if self.method is not None else {},
+            },
         )
 
     def checkpoint_due(self, step: int) -> bool:
@@ -234,7 +249,8 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
         )  # rung draws from its own keys, but a user's reward may draw from torch
     task = load_task(recipe.task)
     temperature = recipe.rollout.temperature
-    wants_reference = recipe.method != "sft" and "reference" in recipe.build_method().needs
+    method = None if recipe.method == "sft" else recipe.build_method()
+    wants_reference = method is not None and "reference" in method.needs
     start_model = load_language(recipe, task) if resume_from is None or wants_reference else None
     language = loading.load(str(resume_from / "model")) if resume_from is not None else start_model
     assert language is not None
@@ -249,7 +265,7 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
     engine = LocalEngine(
         language.model, language.end_ids, temperature=temperature, max_rows=recipe.rollout.max_rows
     )
-    session = Session(recipe, run, task, language, learner, engine, observer, reference_fingerprint=mark)
+    session = Session(recipe, run, task, language, learner, engine, observer, 0, mark, method)
     if policy.path == "padded":
         observer.note(
             "this model computes shared prompts once per sample (its attention does not allow sharing)"
@@ -261,5 +277,9 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
                 f'the reference model "{recipe.model}" is not the one this run started from; restore it, or start anew'
             )
         session.start = state["step"]
+        # Runs of before methods had a state drew as many prompts in every step.
+        session.position = state.get("position", session.start * recipe.rollout.prompts_per_step)
+        if method is not None:
+            session.method = method.with_state(state.get("method", {}))
         engine.load(learner.updates, [])
     return session

@@ -10,7 +10,8 @@ from rung.masked import masked_sum
 from rung.models.layout import Row
 from rung.models.loading import LanguageModel
 from rung.tasks import Problem, Task
-from rung.training.learner import Learner, micro_batches, place
+from rung.training.learner import Learner
+from rung.training.micro import micro_batches, place
 from rung.training.optimization import guarded_step, learning_rate
 from rung.training.order import rows_at
 from rung.training.session import Clock, Session
