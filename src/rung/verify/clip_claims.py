@@ -64,3 +64,12 @@ OBJECTIVES = {
     "negated, clip 0.2/0.28": 0.106031293967,
     "sequence clip 0.2": -0.128898923344,
 }
+
+# Repeated steps on one batch, a bandit of three arms: the old policy and the rewards. Clipped at 0.2, the usual arm 1
+# (Ψ < 0) is pushed until its ρ is below 0.8. Then the other two have at least 1 − 0.8 · 0.9 = 0.28 between them and
+# their ratios sum to 0.28/0.05 = 5.6 or more, so that one of them is at 2.8 or above: the window was 0.8 to 1.2.
+# The first step starts at ρ = 1, where nothing is clipped: with and without a clip it is the same, as far as the
+# learning rate likes. E_old[ρ] = 1 at every step, wherever the policy is.
+OLD_POLICY = (0.05, 0.9, 0.05)
+REWARDS = (1.0, 0.0, 0.0)
+LEAST_RATIO = 2.8
