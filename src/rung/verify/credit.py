@@ -228,8 +228,8 @@ def survey() -> Findings:
 
 NOTE = (
     "Unbiased are returns, minus anything that knows neither this token nor what follows; Q and A; TD residuals and "
-    "GAE of the exact V. With a wrong V a TD residual and GAE(λ < 1) carry its errors at later states, G_t − V none. A V "
-    "that is wrong only at the start does no harm: its error there does not depend on an action. A is not the Ψ of "
+    "GAE of the exact V. With a wrong V a TD residual and GAE(λ < 1) carry its errors at later states, G_t − V none. A "
+    "V that is wrong only at the start does no harm: its error there does not depend on an action. A is not the Ψ of "
     "least variance."
 )
 LONG_NOTE = (
