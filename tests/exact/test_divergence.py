@@ -89,6 +89,23 @@ def test_divergences_of_toy_b_on_prefixes_of_another_direction_or_sampler():
     assert_digits(reverse, B_REVERSE_KL_ON_BEHAVIOUR_PREFIXES, 10)
 
 
+@pytest.mark.parametrize(
+    ("kl", "sampler", "recorded"),
+    [
+        (prefix_kl_policy_reference, TOY_B.policy, B_KL_POLICY_REFERENCE),
+        (prefix_kl_policy_reference, TOY_B.reference, 0.679626016149),
+        (prefix_kl_reference_policy, TOY_B.policy, 0.673861989326),
+        (prefix_kl_reference_policy, TOY_B.reference, B_KL_REFERENCE_POLICY),
+    ],
+)
+def test_a_direction_and_a_prefix_distribution_make_four_different_numbers(kl, sampler, recorded):
+    """Two of them are divergences of sequences, two are not."""
+    found = expected_over_prefixes(
+        TOY_B.mdp, sampler, lambda s: np.array(kl(TOY_B.policy, TOY_B.reference, s).value)
+    )
+    assert_digits(found, recorded, 12)
+
+
 @AT_PREFIX
 @pytest.mark.parametrize(("mdp", "policy", "reference"), PROBLEMS)
 def test_the_gradient_at_a_prefix_is_the_finite_difference(mdp, policy, reference, kl):

@@ -219,3 +219,31 @@ def test_the_gradient_of_a_table_on_the_small_grid():
     gradient = objective_gradient(grid, table)
     assert not gradient.reshape(16, 4)[[0, 15]].any()
     assert_is_derivative(gradient, lambda p: objective(grid, p), table, 1e-7)
+
+
+def test_example_6_5_the_windy_grid():
+    """7 × 10, the wind lifts by the column one leaves: 15 moves of four kinds, 7 of the king's."""
+    wind = (0, 0, 0, 1, 1, 1, 2, 2, 1, 0)
+    king = (*MOVES, (-1, -1), (-1, 1), (1, -1), (1, 1))
+    for moves, length in ((MOVES, 15), (king, 7), ((*king, (0, 0)), 7)):
+        transitions = np.zeros((70, len(moves), 70))
+        for state in range(70):
+            for action, (down, right) in enumerate(moves):
+                row = min(max(state // 10 + down - wind[state % 10], 0), 6)
+                column = min(max(state % 10 + right, 0), 9)
+                transitions[state, action, 10 * row + column] = 1.0
+        grid = TabularMDP(transitions, np.full((70, len(moves)), -1.0), np.eye(70)[30], np.arange(70) == 37)
+        assert grid.start @ optimal_state_values(grid) == -length
+
+
+def test_example_6_6_the_cliff():
+    """4 × 12: thirteen moves along the edge; a fall costs 100 and leads back to the start."""
+    transitions, rewards = np.zeros((48, 4, 48)), np.full((48, 4), -1.0)
+    for state in range(48):
+        for action, (down, right) in enumerate(MOVES):
+            row, column = min(max(state // 12 + down, 0), 3), min(max(state % 12 + right, 0), 11)
+            fell = row == 3 and 1 <= column <= 10
+            transitions[state, action, 36 if fell else 12 * row + column] = 1.0
+            rewards[state, action] = -100.0 if fell else -1.0
+    cliff = TabularMDP(transitions, rewards, np.eye(48)[36], np.arange(48) == 47)
+    assert cliff.start @ optimal_state_values(cliff) == -13.0

@@ -119,7 +119,10 @@ def mean_fisher_information(
         gamma: discount γ of the visits.
 
     Returns:
-        [n, n].
+        [n, n], per visited prefix or state.
+
+    Exactness:
+        Checked by tests/exact/test_improvement.py::test_the_mean_information_is_per_visit.
     """
     visitor = policy if sampler is None else sampler
     total = expected_over_prefixes(mdp, visitor, lambda state: fisher_information(policy, state), gamma=gamma)
