@@ -178,7 +178,10 @@ def _inside_skipped(tree: ast.AST) -> set[int]:
 
 def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]:
     """Every mutant of a function, with its code object."""
-    lines, first = inspect.getsourcelines(function)
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except OSError:  # what dataclasses generate has no source
+        return
     source = textwrap.dedent("".join(lines))
     tree = ast.parse(source)
     if not isinstance(tree.body[0], ast.FunctionDef):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.correction import (
-    MAX_LOG_WEIGHT,
     icepop,
     importance,
     sequence_mask,
@@ -18,6 +17,7 @@ from rung.correction import (
     token_truncation,
 )
 from rung.errors import InvalidInput
+from rung.notation import MAX_LOG_RATIO
 from rung.policy_losses import policy_gradient_loss
 from tests.batches import INF, NAN, close, f64, flags, gradient
 
@@ -92,13 +92,13 @@ def test_weights_are_float64_whatever_the_model(correction):
 
 
 def test_a_weight_is_finite_however_far_apart_the_models_are():
-    """The exponent is held at MAX_LOG_WEIGHT, per token or after the sum; towards zero a weight may vanish."""
+    """The exponent is held at MAX_LOG_RATIO, per token or after the sum; towards zero a weight may vanish."""
     mask = flags([[1, 1], [1, 1], [1, 1]])
     old, behaviour = (
         f64([[0.0, 0.0], [-2000.0, -1.0], [0.0, 0.0]]),
         f64([[-30.0, -30.0], [-1.0, -1.0], [-500.0, 0.0]]),
     )
-    most = math.exp(MAX_LOG_WEIGHT)
+    most = math.exp(MAX_LOG_RATIO)
     close(importance(old, behaviour, mask, level="sequence"), [[most] * 2, [0.0] * 2, [most] * 2])
     close(
         importance(old, behaviour, mask, level="token"),

@@ -298,3 +298,29 @@ def test_published_loss_of_three_actions():
     taken, before = new.gather(1, actions).squeeze(1), old.gather(1, actions).squeeze(1)
     assert_digits(clipped_loss(taken, before, f64([0.3, 0.2, 0.1])).mean().item(), -0.1711778428, 10)
     assert_digits(clipped_loss(taken, before, f64([-0.3, -0.2, -0.1])).mean().item(), 0.1933333333, 10)
+
+
+@pytest.mark.parametrize("credit", [1.5, -1.5])
+@pytest.mark.parametrize("log_ratio", [-120.0, 39.0, 120.0])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        importance_weighted_loss,
+        clipped_loss,
+        partial(clipped_loss, dual_clip=3.0),
+        partial(cispo_loss, cap=5.0),
+        lambda policy, old, credit: sequence_clipped_loss(
+            policy, old, credit, torch.ones_like(policy, dtype=torch.bool), clip_low=0.2, clip_high=0.2
+        ),
+    ],
+    ids=["importance", "clip", "dual clip", "cispo", "sequence clip"],
+)
+def test_case_A5_an_absurd_token_has_a_finite_loss_and_gradient(loss, log_ratio, credit):
+    """In float32 e^120 is ∞, and ∞ · 0 is NaN where a clip should give 0. Beyond e^40 a ratio grows no further."""
+    policy = torch.tensor([[-1.0 + log_ratio]], requires_grad=True)
+    found = loss(policy, torch.tensor([[-1.0]]), torch.tensor([[credit]])).sum()
+    (slope,) = torch.autograd.grad(found, policy)
+    assert found.isfinite()
+    assert slope.isfinite()
+    if loss is clipped_loss and log_ratio * credit > 0:
+        assert slope.item() == 0.0

@@ -16,7 +16,7 @@ prefixes are still the sampler's.
 All are detached, float64, and 0 off the mask. They multiply the loss and enter no denominator: a masked token still
 counts in `aggregation`. Weights that are normalised by their own sum would be another estimator.
 
-Exponents are capped at `MAX_LOG_WEIGHT`, so that a weight is at most e⁴⁰ and its product with anything sensible is
+Exponents are capped at `MAX_LOG_RATIO`, so that a weight is at most e⁴⁰ and its product with anything sensible is
 finite, also in float32. Every useful cap C is far below that, so the cap changes only `importance`. Towards zero
 nothing is capped: a weight may vanish.
 """
@@ -27,9 +27,7 @@ import torch
 
 from rung.errors import InvalidInput
 from rung.masked import masked_sum, require_same_shape, select
-from rung.notation import BOOKKEEPING, PerToken, TokenMask
-
-MAX_LOG_WEIGHT = 40.0  # nats; e^40 = 2.4e17, while float32 ends at e^88.7
+from rung.notation import BOOKKEEPING, MAX_LOG_RATIO, PerToken, TokenMask
 
 
 def _log_ratios(old_logprobs: PerToken, behaviour_logprobs: PerToken, mask: TokenMask) -> PerToken:
@@ -69,7 +67,7 @@ def importance(
         level: whose probability the weight is the ratio of.
 
     Returns:
-        [B, T] float64, 0 off the mask; at most e^MAX_LOG_WEIGHT.
+        [B, T] float64, 0 off the mask; at most e^MAX_LOG_RATIO.
 
     Raises:
         InvalidInput: shapes differ, the mask is not boolean, the level is another one, or a token that counts has a
@@ -91,7 +89,7 @@ def importance(
         log_ratios = masked_sum(log_ratios, mask, dim=1).unsqueeze(1).expand(mask.shape)
     elif level != "token":
         raise InvalidInput(f'the level of an importance weight is "token" or "sequence", got {level!r}')
-    return select(log_ratios.clamp(max=MAX_LOG_WEIGHT).exp(), mask)
+    return select(log_ratios.clamp(max=MAX_LOG_RATIO).exp(), mask)
 
 
 def token_truncation(

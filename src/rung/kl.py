@@ -18,10 +18,7 @@ import torch
 
 from rung.errors import InvalidInput
 from rung.masked import require_same_shape
-from rung.notation import PerToken
-
-# e^x overflows float32 at 88.72. A log-ratio beyond this is capped, so that one absurd token cannot make a batch NaN.
-MAX_LOG_RATIO = 40.0
+from rung.notation import MAX_LOG_RATIO, PerToken
 
 
 def k1(policy_logprobs: PerToken, reference_logprobs: PerToken) -> PerToken:

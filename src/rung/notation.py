@@ -29,3 +29,7 @@ Scalar = Annotated[torch.Tensor, ""]
 
 # Rewards, credit and weights are small [B, T] tensors: kept in float64, and cast once, where they meet the model.
 BOOKKEEPING = torch.float64
+
+# e^x overflows float32 at 88.72, and ∞ times a gradient of 0 is NaN. A log-ratio beyond this, in nats, is capped before
+# it is exponentiated, so that one absurd token cannot make a batch NaN.
+MAX_LOG_RATIO = 40.0

@@ -1,13 +1,14 @@
 """Per-token policy losses, to be minimised. Each takes [B, T] tensors and gives [B, T]; nothing here is averaged.
 
-`credit` is Ψ, already detached. How tokens add up to a loss is decided in `aggregation`, and only there.
+`credit` is Ψ, already detached. How tokens add up to a loss is decided in `aggregation`, and only there. No ratio
+exceeds e^`MAX_LOG_RATIO`: in float32 it would soon be ∞, and its gradient NaN even where a clip makes it 0.
 """
 
 import torch
 
 from rung.errors import InvalidInput
 from rung.masked import masked_mean, require_same_shape, select
-from rung.notation import PerToken, TokenMask
+from rung.notation import MAX_LOG_RATIO, PerToken, TokenMask
 
 
 def policy_gradient_loss(policy_logprobs: PerToken, credit: PerToken) -> PerToken:
@@ -35,6 +36,11 @@ def policy_gradient_loss(policy_logprobs: PerToken, credit: PerToken) -> PerToke
     return -credit * policy_logprobs
 
 
+def _ratio(log_ratios: torch.Tensor) -> torch.Tensor:
+    """e^x, for x up to `MAX_LOG_RATIO`: there the ratio stops growing, and has no gradient."""
+    return log_ratios.clamp(max=MAX_LOG_RATIO).exp()
+
+
 def importance_weighted_loss(policy_logprobs: PerToken, old_logprobs: PerToken, credit: PerToken) -> PerToken:
     """Minus credit times the importance ratio of the token.
 
@@ -59,7 +65,7 @@ def importance_weighted_loss(policy_logprobs: PerToken, old_logprobs: PerToken, 
     tensor([[-2.]])
     """
     require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit)
-    return -(policy_logprobs - old_logprobs).exp() * credit
+    return -_ratio(policy_logprobs - old_logprobs) * credit
 
 
 def _require_bounds(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
@@ -114,7 +120,7 @@ def clipped_loss(
     """
     _require_bounds(clip_low, clip_high, dual_clip)
     require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit)
-    ratio = (policy_logprobs - old_logprobs).exp()
+    ratio = _ratio(policy_logprobs - old_logprobs)
     objective = torch.minimum(ratio * credit, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * credit)
     if dual_clip is not None:
         objective = torch.where(credit < 0, torch.maximum(objective, dual_clip * credit), objective)
@@ -170,7 +176,7 @@ def sequence_clipped_loss(
     _require_bounds(clip_low, clip_high)
     require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit, mask=mask)
     log_ratios = select(policy_logprobs, mask) - select(old_logprobs, mask)
-    ratio = masked_mean(log_ratios, mask, dim=1).exp()
+    ratio = _ratio(masked_mean(log_ratios, mask, dim=1))
     sequence_credit = masked_mean(credit, mask, dim=1)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     objective = torch.minimum(ratio * sequence_credit, clipped * sequence_credit)
@@ -214,5 +220,5 @@ def cispo_loss(
     if not cap >= 1.0:
         raise InvalidInput(f"the cap is the largest ratio itself, so at least 1 (5.0, say); got {cap}")
     require_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, credit=credit)
-    weight = (policy_logprobs.detach() - old_logprobs).exp().clamp(max=cap)
+    weight = _ratio(policy_logprobs.detach() - old_logprobs).clamp(max=cap)
     return -weight * credit * policy_logprobs

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.errors import InvalidInput
-from rung.kl import MAX_LOG_RATIO, capped, entropy, k1, k2, k3, kl_divergence
+from rung.kl import capped, entropy, k1, k2, k3, kl_divergence
 from rung.masked import masked_mean, masked_sum
+from rung.notation import MAX_LOG_RATIO
 from tests.batches import INF, NAN, close, f64, flags, gradient, leaf
 from tests.toys import assert_digits
 

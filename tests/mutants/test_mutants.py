@@ -94,6 +94,6 @@ def test_a_piece_of_source_that_is_not_there_exactly_once_is_refused():
 def test_targets_are_functions_methods_and_properties():
     for target in ("rung.kl.k1", "rung.methods.method.Method.loss", "rung.batch.Rollouts.rewards"):
         assert callable(resolve(target))
-    for target in ("rung.kl.MAX_LOG_RATIO", "rung.kl.no_such_function", "no.such.module"):
+    for target in ("rung.notation.MAX_LOG_RATIO", "rung.kl.no_such_function", "no.such.module"):
         with pytest.raises((LookupError, AttributeError)):
             resolve(target)

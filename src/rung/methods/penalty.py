@@ -9,7 +9,7 @@ import torch
 from rung.errors import InvalidInput
 from rung.kl import AdaptiveKL, DoublingKL
 from rung.masked import masked_sum, select
-from rung.notation import PerToken, TokenMask
+from rung.notation import MAX_LOG_RATIO, PerToken, TokenMask
 
 Controller = AdaptiveKL | DoublingKL
 Coefficient = float | Controller
@@ -108,5 +108,5 @@ class KLPenalty:
         log_ratio = policy - old
         if self.level == "sequence":
             log_ratio = masked_sum(log_ratio, mask, dim=1).unsqueeze(1).expand(mask.shape)
-        ratio = log_ratio.exp()
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         return ratio if self.weight == "live" else ratio.detach()
