@@ -21,13 +21,14 @@ VALUED = tuple(name for name in CLIPS if name != "CISPO 2")
 
 def _compared(name: str, clip: Clip, ratio: float, credit: float, failures: list[str]) -> Piece:
     """What autograd gives; a sentence where the derivation by hand says otherwise."""
-    found, wanted = clip.measure(ratio, credit), clip.piece(ratio, credit)
+    found = Piece(*(part or 0.0 for part in clip.measure(ratio, credit)))  # no −0
+    wanted = clip.piece(ratio, credit)
     for what, value, exact in zip(("objective", "slope"), found, wanted, strict=True):
         if abs(value - exact) > TOLERANCE * max(1.0, abs(exact)):
             failures.append(
                 f"{name}, Ψ = {credit:g}, ρ = {ratio:g}: the {what} is {value:g}, by hand {exact:g}"
             )
-    return Piece(*(0.0 if part == 0 else part for part in found))  # no −0
+    return found
 
 
 def regions() -> tuple[list[Table], list[str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -47,8 +48,17 @@ class Reader:
 
     def to_go(self, tau: Trajectory) -> FloatArray:
         """[L] G_t = Σ_u γ^(u−t) r_u, each as its own sum."""
-        r = self.mdp.rewards(tau.tokens)
-        return np.array([sum(self.gamma ** (u - t) * r[u] for u in range(t, len(r))) for t in range(len(r))])
+        if tau not in self._seen:
+            r = self.mdp.rewards(tau.tokens)
+            self._seen[tau] = np.array(
+                [sum(self.gamma ** (u - t) * r[u] for u in range(t, len(r))) for t in range(len(r))]
+            )
+        return self._seen[tau]
+
+    @cached_property
+    def _seen(self) -> dict[Trajectory, FloatArray]:
+        """Returns of the sequences so far: each is in many groups."""
+        return {}
 
     def total(self, tau: Trajectory) -> float:
         """R(τ) = G_0."""
