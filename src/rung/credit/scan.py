@@ -109,9 +109,8 @@ def discounted_suffix_sum(x: PerToken, decay: float) -> PerToken:
     rows, length = x.shape
     size = min(BLOCK, length)
     powers = decay ** torch.arange(size + 1, dtype=torch.float64, device=x.device)
-    ahead = torch.arange(size, device=x.device)
-    ahead = (ahead.unsqueeze(1) - ahead).clamp(min=0)  # [from, to]
-    within = powers[ahead].tril().to(x.dtype)
+    place = torch.arange(size, device=x.device)
+    within = powers[place.unsqueeze(1) - place].tril().to(x.dtype)  # [from, to]; nothing flows forward
     if length <= BLOCK:
         return x @ within
     number = -(-length // BLOCK)
