@@ -81,11 +81,12 @@ class Setting:
     def _penalized(self, mdp: TokenMDP, policy: Policy, reference: Policy) -> tuple[TokenMDP, Policy]:
         """The problem whose rewards are r_t − β k1."""
 
-        def penalty(prefix: Prefix, token: int) -> float:
+        def reward_of_step(prefix: Prefix, token: int) -> float:
+            reward = 0.0 if mdp.step_reward is None else mdp.step_reward(prefix, token)
             log_ratio = evaluate(policy, prefix)[0][token] - evaluate(reference, prefix)[0][token]
-            return float(-self.kl_coefficient * log_ratio)
+            return float(reward - self.kl_coefficient * log_ratio)
 
-        return replace(mdp, step_reward=penalty), policy
+        return replace(mdp, step_reward=reward_of_step), policy
 
     @cached_property
     def _tables(self) -> dict[str, torch.Tensor]:

@@ -1,8 +1,9 @@
 """Problems small enough to enumerate, on which estimators are verified.
 
 Three tokens, at most two a sequence, one of them ends it: seven sequences of two lengths, six reward values. Equal
-lengths or two reward values would hide most faults. What is verified on them holds for any problem where a proof says
-so, and is refuted for all where the numbers say so.
+lengths or two reward values would hide most faults. A second prompt has sequences of up to three tokens: as long as
+only one sequence of a prompt is shorter than the batch, a mean over padding would pass for a matter of scale. What is
+verified on them holds for any problem where a proof says so, and is refuted for all where the numbers say so.
 """
 
 from collections.abc import Callable
@@ -118,7 +119,7 @@ _PI = [[0.5, -0.3, 1.0], [-0.2, 0.8, 0.1], [1.2, 0.0, -0.5]]
 _REFERENCE = [[0.0, 0.2, -0.4], [0.5, -0.1, 0.3], [-0.3, 0.7, 0.2]]
 _BEHAVIOUR = [[0.1, 0.4, 0.3], [0.0, 0.2, -0.2], [0.6, -0.1, 0.2]]
 _REWARDS = {(2,): 0.0, (0, 0): 0.2, (0, 1): -0.5, (0, 2): 1.0, (1, 0): 0.0, (1, 1): 2.0, (1, 2): 0.4}
-_SHORT_REWARDS = {(1,): 0.7, (0, 0): -0.4, (0, 1): 2.2}
+_LONGER_REWARDS = {(1,): 0.7, (0, 1): 2.2, (0, 0, 0): -0.4, (0, 0, 1): 1.3}
 _WRONG_VALUES = {(): 0.3, (0,): 0.0, (1,): 1.0}
 _MDP = TokenMDP(3, end_token=2, max_length=2, reward=_REWARDS.__getitem__)
 
@@ -141,8 +142,8 @@ def _features(prefix: Prefix) -> FloatArray:
 
 
 def two_prompts() -> Problem:
-    """Two prompts that share all parameters; the second has two tokens, and sequences of one or two."""
-    short = TokenMDP(2, end_token=1, max_length=2, reward=_SHORT_REWARDS.__getitem__)
+    """Two prompts that share all parameters; the second has two tokens, and sequences of one to three."""
+    longer = TokenMDP(2, end_token=1, max_length=3, reward=_LONGER_REWARDS.__getitem__)
     policy, reference, behaviour = (
         LogLinear(_features, np.array(theta))
         for theta in ([0.2, -0.4, 0.9, 0.5], [-0.1, 0.3, 0.4, -0.6], [0.1, 0.1, 0.5, 0.2])
@@ -151,7 +152,7 @@ def two_prompts() -> Problem:
     def critic(prompt: int, prefix: Prefix) -> float:
         return _WRONG_VALUES.get(prefix, 0.2) + 0.1 * prompt
 
-    return Problem((((7,), _MDP), ((8,), short)), policy, reference, behaviour, critic)
+    return Problem((((7,), _MDP), ((8,), longer)), policy, reference, behaviour, critic)
 
 
 def moved(problem: Problem, share: float) -> Problem:

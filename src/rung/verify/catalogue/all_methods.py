@@ -136,7 +136,7 @@ def _settings(rows: list[Row]) -> dict[str, Cell]:
     }
     return {
         "one prompt": "3 tokens, at most 2 a sequence: 7 sequences of 2 lengths, 6 reward values",
-        "two prompts": "7 and 3 sequences, 4 parameters shared by all",
+        "two prompts": "7 and 4 sequences of 1 to 3 tokens, 4 parameters shared by all",
         "KL(sampler‖policy) off policy, one prompt, nats": problem(ONE).distance(),
         "KL(sampler‖policy) off policy, two prompts, nats": problem(TWO).distance(),
         "KL coefficient": "0.1; ppo-penalty 1; dr-grpo, dapo, gspo, cispo 0, as published",

@@ -1,0 +1,260 @@
+"""`assert_unbiased` on losses as people write them: it passes the right ones, and says of the others what they are."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import rung.verify
+from rung.errors import InvalidInput
+from rung.methods import dr_grpo, grpo, rloo
+from rung.verify import assert_unbiased, bias_and_variance, describe
+from tests.toys import C_OBJECTIVE_GRADIENT, C_SEQUENCE_MEAN_COSINE, C_TOKEN_MEAN_COSINE, assert_digits
+
+
+def others_mean(rewards, groups):
+    """Mean reward of the other samples of each sample's group, by loops."""
+    found = []
+    for i in range(len(rewards)):
+        same = [float(rewards[j]) for j in range(len(rewards)) if j != i and groups[j] == groups[i]]
+        found.append(sum(same) / len(same))
+    return torch.tensor(found, dtype=rewards.dtype)
+
+
+def group_mean(rewards, groups):
+    return torch.stack([rewards[groups == group].mean() for group in groups])
+
+
+def group_std(rewards, groups):
+    return torch.stack([rewards[groups == group].std() for group in groups])
+
+
+def right(policy_logprobs, rewards, mask, groups):
+    """RLOO in plain torch."""
+    advantages = rewards - others_mean(rewards, groups)
+    return -((advantages.unsqueeze(1) * policy_logprobs * mask).sum(1)).mean()
+
+
+def wrong_sign(policy_logprobs, rewards, mask, groups):
+    return -right(policy_logprobs, rewards, mask, groups)
+
+
+def own_sample_in_the_mean(policy_logprobs, rewards, mask, groups):
+    advantages = rewards - group_mean(rewards, groups)
+    return -((advantages.unsqueeze(1) * policy_logprobs * mask).sum(1)).mean()
+
+
+def divided_by_the_spread(policy_logprobs, rewards, mask, groups):
+    advantages = (rewards - group_mean(rewards, groups)) / (group_std(rewards, groups) + 1e-6)
+    return -((advantages.unsqueeze(1) * policy_logprobs * mask).sum(1)).mean()
+
+
+def mean_over_each_sequence(policy_logprobs, rewards, mask, groups):
+    advantages = rewards - others_mean(rewards, groups)
+    return -((advantages.unsqueeze(1) * policy_logprobs * mask).sum(1) / mask.sum(1)).mean()
+
+
+def mean_over_all_tokens(policy_logprobs, rewards, mask, groups):
+    advantages = rewards - others_mean(rewards, groups)
+    return -(advantages.unsqueeze(1) * policy_logprobs * mask).sum() / mask.sum()
+
+
+def mean_over_padding_too(policy_logprobs, rewards, mask, groups):
+    advantages = rewards - others_mean(rewards, groups)
+    return -(advantages.unsqueeze(1) * policy_logprobs * mask).mean()
+
+
+def end_token_left_out(policy_logprobs, rewards, mask, groups):
+    last = mask.sum(1) - 1
+    without = mask & (torch.arange(mask.shape[1]) != last.unsqueeze(1))
+    return right(policy_logprobs, rewards, without, groups)
+
+
+def advantages_for_a_mask(policy_logprobs, rewards, mask, groups):
+    """masked_mean(x, mask) called with its arguments in another order."""
+
+    def masked_sum(x, mask):
+        return (x * (mask != 0)).sum(1)
+
+    advantages = (rewards - others_mean(rewards, groups)).unsqueeze(1).expand(mask.shape)
+    return -masked_sum(policy_logprobs * mask, advantages).mean()
+
+
+def baseline_with_a_gradient(policy_logprobs, rewards, mask, groups):
+    """The whole loss minus the mean loss: nothing is left."""
+    whole = (rewards.unsqueeze(1) * policy_logprobs * mask).sum(1)
+    return -(whole - whole.mean()).mean()
+
+
+def summed_over_the_batch(policy_logprobs, rewards, mask, groups):
+    return right(policy_logprobs, rewards, mask, groups) * len(rewards)
+
+
+def shifted_by_a_token(policy_logprobs, rewards, mask, groups):
+    """Each token gets its neighbour's log-probability."""
+    return right(policy_logprobs.roll(1, 1), rewards, mask, groups)
+
+
+def in_float32(policy_logprobs, rewards, mask, groups):
+    return right(policy_logprobs.float(), rewards.float(), mask, groups)
+
+
+def baseline_of_all_others(policy_logprobs, rewards, mask, groups):
+    """Leave-one-out over the whole batch, whatever the prompt."""
+    return right(policy_logprobs, rewards, mask, torch.zeros_like(groups))
+
+
+def groups_cut_across_prompts(policy_logprobs, rewards, mask, groups):
+    """Consecutive pairs of a batch that arrives in turns."""
+    pairs = torch.arange(len(groups)) // 2
+    return divided_by_the_spread(policy_logprobs, rewards, mask, pairs)
+
+
+MISTAKES = {
+    wrong_sign: "it descends: exactly the wrong sign",
+    own_sample_in_the_mean: "a matter of the learning rate; it is the length that a return in its group's own mean",
+    divided_by_the_spread: r"another direction, 24\.2° off the gradient",
+    mean_over_each_sequence: r"another direction, 8\.3° off the gradient",
+    mean_over_all_tokens: r"another direction, 2\.4° off the gradient",
+    mean_over_padding_too: "another direction",
+    end_token_left_out: "another direction",
+    advantages_for_a_mask: "it does not climb the objective at all|another direction",
+    baseline_with_a_gradient: "it does nothing: on average its gradient is 0",
+    summed_over_the_batch: "a matter of the learning rate; it is the length that a sum over the batch in place of its",
+    shifted_by_a_token: "another direction",
+    in_float32: "unbiased but for rounding: something in it is float32",
+}
+
+
+def test_the_right_loss_passes():
+    assert_unbiased(right)
+    assert bias_and_variance(right, group_size=3).relative < 1e-12
+    for group_size in (2, 3):
+        assert_unbiased(rloo(kl_coefficient=0.0), group_size=group_size)
+    assert_unbiased(rloo(kl_coefficient=0.3), kl_coefficient=0.3)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
+def test_a_mistake_fails_and_is_described(mistake):
+    with pytest.raises(AssertionError, match=MISTAKES[mistake]) as raised:
+        assert_unbiased(mistake)
+    first = str(raised.value).splitlines()[0]
+    assert re.fullmatch(
+        r'not the gradient of J on the problem "(one|two) prompts?", G = 2, on-policy:', first
+    )
+
+
+def test_groups_cut_across_prompts_show_on_two_prompts_alone():
+    """With one prompt everything is one group; with two, a spread of other prompts divides."""
+
+    def apart(problem):
+        cut = bias_and_variance(groups_cut_across_prompts, problem=problem).moments.ascent
+        return np.linalg.norm(cut - bias_and_variance(divided_by_the_spread, problem=problem).moments.ascent)
+
+    assert apart("one prompt") < 1e-12
+    assert apart("two prompts") > 0.05
+
+
+def test_a_baseline_of_other_prompts_does_not_bias():
+    """Other prompts' samples are independent of this one: a poor baseline, and an unbiased one."""
+    assert_unbiased(baseline_of_all_others)
+    own, all_others = (
+        bias_and_variance(loss, problem="two prompts") for loss in (right, baseline_of_all_others)
+    )
+    assert own.moments.trace != pytest.approx(all_others.moments.trace, rel=0.01)
+
+
+def test_up_to_scale_accepts_a_length_and_no_other_sign():
+    assert_unbiased(own_sample_in_the_mean, up_to_scale=True)
+    assert_unbiased(dr_grpo(length=7), up_to_scale=True)
+    with pytest.raises(AssertionError, match="not a positive multiple of the gradient"):
+        assert_unbiased(wrong_sign, up_to_scale=True)
+    with pytest.raises(AssertionError, match="not a positive multiple of the gradient"):
+        assert_unbiased(mean_over_all_tokens, up_to_scale=True)
+    with pytest.raises(AssertionError, match="it does nothing"):
+        assert_unbiased(baseline_with_a_gradient, up_to_scale=True)
+
+
+def test_a_mean_over_padding_is_no_matter_of_scale():
+    """On the first problem it is one by chance: whatever is padded there to one token has no credit."""
+    assert bias_and_variance(mean_over_padding_too).relative_beside_scale < 1e-12
+    with pytest.raises(AssertionError, match="two prompts"):
+        assert_unbiased(mean_over_padding_too, up_to_scale=True)
+
+
+def test_published_directions_of_wrong_normalisations():
+    """Toy C: the cosines with ∇J of a mean over each sequence and over all tokens, and ∇J itself."""
+    assert_digits(bias_and_variance(mean_over_each_sequence).cosine, C_SEQUENCE_MEAN_COSINE, 8)
+    assert_digits(bias_and_variance(mean_over_all_tokens).cosine, C_TOKEN_MEAN_COSINE, 5)
+    assert_digits(bias_and_variance(right).moments.ascent, C_OBJECTIVE_GRADIENT, 10)
+
+
+def test_the_kl_belongs_to_the_objective():
+    """A method with a KL is not the gradient of J, and is that of J − β KL."""
+    with pytest.raises(AssertionError, match="another direction"):
+        assert_unbiased(rloo(kl_coefficient=0.3))
+    with pytest.raises(AssertionError):
+        assert_unbiased(grpo(kl_coefficient=0.3), kl_coefficient=0.3, up_to_scale=True)
+
+
+def test_stale_samples_are_corrected_by_whole_sequences_only():
+    """The live ratio of the whole sequence makes old samples exact; the ratio of each token does not."""
+
+    def whole(policy_logprobs, old_logprobs, rewards, mask):
+        return -(((policy_logprobs - old_logprobs) * mask).sum(1).exp() * rewards).mean()
+
+    def by_token(policy_logprobs, old_logprobs, rewards, mask):
+        return -((policy_logprobs - old_logprobs).exp() * rewards.unsqueeze(1) * mask).sum(1).mean()
+
+    for situation in ("on-policy", "stale"):
+        assert_unbiased(whole, situation=situation)
+    assert_unbiased(by_token)
+    with pytest.raises(AssertionError, match="stale"):
+        assert_unbiased(by_token, situation="stale")
+
+
+def test_a_bias_in_numbers():
+    """E[ĝ] = 2∇J: off by its own length, in the same direction."""
+
+    def twice(policy_logprobs, rewards, mask, groups):
+        return 2 * right(policy_logprobs, rewards, mask, groups)
+
+    bias = bias_and_variance(twice, group_size=3)
+    assert (bias.relative, bias.cosine, bias.scale) == pytest.approx((1.0, 1.0, 2.0), abs=1e-10)
+    assert bias.relative_beside_scale < 1e-10
+    assert bias.moments.trace == pytest.approx(4 * bias_and_variance(right, group_size=3).moments.trace)
+    assert describe(bias).startswith("relative bias 1, cosine 1.000000, scale 2, covariance trace ")
+
+
+def test_what_there_is_not_is_named_with_the_nearest():
+    with pytest.raises(
+        InvalidInput, match=r"asks for 'old_logprob'; there is .*did you mean 'old_logprobs'\?"
+    ):
+        assert_unbiased(lambda policy_logprobs, old_logprob: policy_logprobs.sum())
+    with pytest.raises(InvalidInput, match=r"asks for 'x'; there is behaviour_logprobs, .*values$"):
+        assert_unbiased(lambda x: x.sum())
+
+
+def test_defaults_and_keywords_are_left_alone():
+    def with_default(policy_logprobs, rewards, mask, groups, scale=1.0):
+        return scale * right(policy_logprobs, rewards, mask, groups)
+
+    def with_everything(**batch):
+        return right(*(batch[name] for name in ("policy_logprobs", "rewards", "mask", "groups")))
+
+    assert_unbiased(with_default)
+    assert_unbiased(with_everything)
+
+
+def test_importing_the_package_is_enough():
+    """`rung.verify.assert_unbiased` after `import rung.verify`, in a process of its own, with torch and numpy alone."""
+    assert rung.verify.assert_unbiased is assert_unbiased
+    code = (
+        "import sys, rung.verify; print(callable(rung.verify.assert_unbiased), "
+        "[m for m in ('transformers', 'pydantic', 'rich') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "[]"]
