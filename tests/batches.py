@@ -96,7 +96,11 @@ RAGGED_GROUPS = [4, -2, 4, 4, 4, -2, 4, 30, 30, -2]
 
 
 def ragged(seed: int = 0) -> Rollouts:
-    """The rows above with random log-probabilities: behaviour, old and reference all different."""
+    """The rows above with everything that can be annotated, at random and all different.
+
+    Behaviour, old and reference log-probabilities, values, two rows that an artificial limit cut off, and the reward
+    of a greedy completion for each group. Log-probabilities stand on sampled tokens only; values on all.
+    """
     batch = rollouts(RAGGED_MASKS, RAGGED_REWARDS, RAGGED_GROUPS)
     generator = torch.Generator().manual_seed(seed)
 
@@ -104,6 +108,28 @@ def ragged(seed: int = 0) -> Rollouts:
         drawn = -2.0 * torch.rand(batch.mask.shape, generator=generator, dtype=torch.float64)
         return torch.where(batch.mask, drawn, 0.0)
 
-    return replace(
+    batch = replace(
         batch, behaviour_logprobs=logprobs(), old_logprobs=logprobs(), reference_logprobs=logprobs()
     )
+    greedy = {4: 0.75, -2: -0.5, 30: 1.5}
+    return replace(
+        batch,
+        values=torch.randn(batch.mask.shape, generator=generator, dtype=torch.float64),
+        bootstrap=f64([0.0, 0.6, 0.0, 0.0, 0.0, -0.4, 0.0, 0.0, -0.8, 0.0]),
+        greedy_rewards=f64([greedy[group] for group in RAGGED_GROUPS]),
+    )
+
+
+def annotated(batch: Rollouts, **given: torch.Tensor) -> Rollouts:
+    """The batch with all that is missing: old and reference as sampled, a critic that says 0, a greedy reward of 0."""
+    own = batch.behaviour_logprobs
+    missing = {
+        "old_logprobs": own,
+        "reference_logprobs": own,
+        "values": torch.zeros_like(own),
+        "greedy_rewards": torch.zeros_like(batch.outcome_rewards),
+    }
+    found = {
+        name: value for name, value in missing.items() if getattr(batch, name) is None and name not in given
+    }
+    return replace(batch, **found, **given)

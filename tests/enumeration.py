@@ -2,12 +2,14 @@
 
 Log-probabilities come from torch, differentiable in the same parameters that the oracle uses; probabilities of
 sequences are their exponentials. So of the oracle only the list of sequences and their rewards is used here, and each
-comparison with it is between two derivations.
+comparison with it is between two derivations. What can be annotated to a batch is made of the same numbers: the values
+of a prefix are sums over the sequences that begin with it, and the greedy sequence follows the likeliest token.
 
 Rows arrive in turns (first sample of each prompt, then the second of each) under group ids that are no positions.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +25,7 @@ from tests.batches import completion, outcomes
 from tests.toys import TOY_C, TOY_LONG, Toy, shared_features
 
 ParametricPolicy = SoftmaxTable | LogLinear
+Critic = Callable[[int, Prefix], float]  # (number of the prompt, tokens after it) → V
 GROUP_IDS = (41, -3, 7)
 
 
@@ -72,18 +75,31 @@ class Problem:
             for tau in mdp.trajectories()
         ]
 
-    def logprobs(self, policy: ParametricPolicy, parameters: torch.Tensor) -> torch.Tensor:
-        """[sequences, T], 0 after each end."""
+    def by_token(
+        self,
+        policy: ParametricPolicy,
+        parameters: torch.Tensor,
+        of: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> torch.Tensor:
+        """[sequences, T] of (log-probs of all tokens [V], the token), 0 after each end; differentiable."""
         length = max(len(tokens) for _, tokens, _ in self.sequences)
         out = []
         for prompt, tokens, _ in self.sequences:
             before = self.prompts[prompt][0]
             row = [
-                next_token_logprobs(policy, parameters, (*before, *tokens[:t]))[token]
+                of(next_token_logprobs(policy, parameters, (*before, *tokens[:t])), token)
                 for t, token in enumerate(tokens)
             ]
             out.append(torch.nn.functional.pad(torch.stack(row), (0, length - len(row))))
         return torch.stack(out)
+
+    def logprobs(self, policy: ParametricPolicy, parameters: torch.Tensor) -> torch.Tensor:
+        """[sequences, T] log π(a_t|s_t)."""
+        return self.by_token(policy, parameters, lambda logprobs, token: logprobs[token])
+
+    def entropies(self, policy: ParametricPolicy, parameters: torch.Tensor) -> torch.Tensor:
+        """[sequences, T] H(π(·|s_t))."""
+        return self.by_token(policy, parameters, lambda logprobs, _: -(logprobs.exp() * logprobs).sum())
 
     def frozen(self, policy: ParametricPolicy) -> torch.Tensor:
         """[sequences, T] log-probabilities at the policy's own parameters."""
@@ -103,17 +119,102 @@ class Problem:
             tokens, group=GROUP_IDS[prompt], sample=sample, prompt=(*self.prompts[prompt][0], 9)
         )
 
-    def rollouts(self, batch: Sequence[int], sampler: torch.Tensor, reference: torch.Tensor) -> Rollouts:
-        """One sampled batch as the core gets it: the sampler's log-probs are both behaviour and old."""
+    def rollouts(self, batch: Sequence[int], tables: "Tables") -> Rollouts:
+        """One sampled batch with everything that can be annotated to it."""
         built = build_rollouts(
             [self.completion(sequence, sample) for sample, sequence in enumerate(batch)],
             outcomes([self.sequences[sequence][2] for sequence in batch]),
         )
         index, length = torch.tensor(batch), built.mask.shape[1]
-        own = sampler[index, :length]
         return replace(
-            built, behaviour_logprobs=own, old_logprobs=own, reference_logprobs=reference[index, :length]
+            built,
+            behaviour_logprobs=tables.behaviour[index, :length],
+            old_logprobs=tables.old[index, :length],
+            reference_logprobs=tables.reference[index, :length],
+            values=tables.values[index, :length],
+            greedy_rewards=tables.greedy[index],
         )
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is annotated to every sequence of a problem: [sequences, T] each, 0 after each end; greedy [sequences]."""
+
+    behaviour: torch.Tensor
+    old: torch.Tensor
+    reference: torch.Tensor
+    values: torch.Tensor
+    greedy: torch.Tensor
+
+
+def tables(
+    problem: Problem,
+    *,
+    sampler: ParametricPolicy | None = None,
+    old: ParametricPolicy | None = None,
+    critic: Critic | None = None,
+) -> Tables:
+    """The annotations of a problem's sequences.
+
+    Args:
+        problem: whose.
+        sampler: μ, who drew them; None for the problem's policy.
+        old: the trainer's policy at the start of the update; None for the sampler, as with samples that are stale.
+        critic: None for one that is wrong at every prefix.
+    """
+    behaviour = problem.policy if sampler is None else sampler
+    start = behaviour if old is None else old
+    return Tables(
+        problem.frozen(behaviour),
+        problem.frozen(start),
+        problem.frozen(problem.reference),
+        values(problem, wrong_critic if critic is None else critic),
+        greedy_rewards(problem, start),
+    )
+
+
+def wrong_critic(prompt: int, prefix: Prefix) -> float:
+    """Off by another amount at every prefix, and by an amount that depends on the last token."""
+    return 0.3 - 0.5 * len(prefix) + 0.4 * sum(prefix) + 0.1 * prompt
+
+
+def exact_critic(problem: Problem, policy: ParametricPolicy, *, kl_coefficient: float = 0.0) -> Critic:
+    """V(s) = Σ p(τ|s) (R − β Σ_{t ≥ |s|} log π/π_ref) over the sequences τ that begin with s."""
+    own, reference = problem.frozen(policy), problem.frozen(problem.reference)
+    logs, costs = own.numpy(), kl_coefficient * (own - reference).numpy()
+    known: dict[tuple[int, Prefix], float] = {}
+    for prompt, prefix in {(k, tokens[:t]) for k, tokens, _ in problem.sequences for t in range(len(tokens))}:
+        t, total, mass = len(prefix), 0.0, 0.0
+        for i, (k, tokens, reward) in enumerate(problem.sequences):
+            if k == prompt and tokens[:t] == prefix:
+                chance = math.exp(logs[i, t:].sum())
+                total, mass = total + chance * (reward - costs[i, t:].sum()), mass + chance
+        assert abs(mass - 1.0) < 1e-12
+        known[prompt, prefix] = total
+    return lambda prompt, prefix: known[prompt, prefix]
+
+
+def values(problem: Problem, critic: Critic) -> torch.Tensor:
+    """[sequences, T], what a critic says before each token."""
+    length = max(len(tokens) for _, tokens, _ in problem.sequences)
+    found = torch.zeros(len(problem.sequences), length, dtype=torch.float64)
+    for i, (prompt, tokens, _) in enumerate(problem.sequences):
+        for t in range(len(tokens)):
+            found[i, t] = critic(prompt, tokens[:t])
+    return found
+
+
+def greedy_rewards(problem: Problem, policy: ParametricPolicy) -> torch.Tensor:
+    """[sequences], R of the greedy sequence of each one's prompt."""
+    reward_of = {(prompt, tokens): reward for prompt, tokens, reward in problem.sequences}
+    parameters, best = torch.tensor(policy.parameters), []
+    for prompt, (before, _) in enumerate(problem.prompts):
+        tokens: Prefix = ()
+        while (prompt, tokens) not in reward_of:
+            likeliest = next_token_logprobs(policy, parameters, (*before, *tokens)).argmax()
+            tokens = (*tokens, int(likeliest))
+        best.append(reward_of[prompt, tokens])
+    return torch.tensor([best[prompt] for prompt, _, _ in problem.sequences], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -125,7 +226,13 @@ class Expected:
 
 
 def expected(
-    method: Method, problem: Problem, group_size: int, sampler: ParametricPolicy | None = None
+    method: Method,
+    problem: Problem,
+    group_size: int,
+    sampler: ParametricPolicy | None = None,
+    *,
+    old: ParametricPolicy | None = None,
+    critic: Critic | None = None,
 ) -> Expected:
     """What a method does on average over everything that could be sampled.
 
@@ -134,20 +241,23 @@ def expected(
         problem: the prompts, and the policy that is differentiated.
         group_size: G, sequences for each prompt.
         sampler: whose sequences they are; None for the policy itself.
+        old: the policy at the start of the update; None for the sampler.
+        critic: None for a wrong one.
     """
     parameters = torch.tensor(problem.policy.parameters, requires_grad=True)
     live = problem.logprobs(problem.policy, parameters)
-    sampled = problem.frozen(sampler if sampler is not None else problem.policy)
-    reference = problem.frozen(problem.reference)
-    chances = sampled.sum(1).exp().tolist()
+    entropy = problem.entropies(problem.policy, parameters) if method.entropy_coefficient else None
+    annotated = tables(problem, sampler=sampler, old=old, critic=critic)
+    chances = annotated.behaviour.sum(1).exp().tolist()
     total = torch.zeros((), dtype=torch.float64)
     mass = 0.0
     for batch in problem.batches(group_size):
         probability = float(np.prod([chances[i] for i in batch]))
-        prepared = method.prepare(problem.rollouts(batch, sampled, reference))
+        prepared = method.prepare(problem.rollouts(batch, annotated))
         weights = method.weights(prepared.mask)
-        policy_logprobs = live[torch.tensor(batch), : prepared.mask.shape[1]]
-        total = total + probability * method.loss(policy_logprobs, prepared, weights)
+        index, length = torch.tensor(batch), prepared.mask.shape[1]
+        bonus = None if entropy is None else entropy[index, :length]
+        total = total + probability * method.loss(live[index, :length], prepared, weights, entropy=bonus)
         mass += probability
     assert abs(mass - 1.0) < 1e-12
     (slope,) = torch.autograd.grad(total, parameters)

@@ -1,6 +1,6 @@
 """One optimizer step of a method on a batch, as numbers that may not depend on how the batch is written down."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -8,10 +8,11 @@ import torch
 
 from rung.aggregation import constant_length, sequence_mean, sequence_sum, token_mean
 from rung.batch import Rollouts
-from rung.credit import group_standardized, reward_to_go
+from rung.credit import group_standardized, leave_one_out, reward_to_go
 from rung.kl import k1, k2, k3
 from rung.methods import CATALOGUE, KLPenalty, Method
 from rung.policy_losses import clipped_loss, importance_weighted_loss, policy_gradient_loss
+from tests.methods.helpers import build
 
 PARAMETERS = 5
 LOSSES = [policy_gradient_loss, importance_weighted_loss, clipped_loss]
@@ -26,22 +27,40 @@ PENALTIES = [
     KLPenalty(k2, placement="loss", coefficient=0.3),
     KLPenalty(k3, placement="loss", coefficient=0.3),
 ]
+# The other cells of a penalty: of whole sequences, against the old policy, under an importance weight.
+OTHER_PENALTIES = {
+    "sequence k1 in the reward": KLPenalty(k1, "reward", 0.3, level="sequence"),
+    "sequence k2 in the loss": KLPenalty(k2, "loss", 0.3, level="sequence"),
+    "k3 against old": KLPenalty(k3, "loss", 0.3, against="old"),
+    "live k1": KLPenalty(k1, "loss", 0.3, weight="live"),
+    "detached sequence k3": KLPenalty(k3, "loss", 0.3, level="sequence", weight="detached"),
+}
+# Wide enough that the sequences of a random policy are not all clipped.
+SETTINGS = {"gspo": {"clip_low": 0.6, "clip_high": 2.0}}
 
-# Every entry of the catalogue, and every aggregation with every policy loss and another credit and penalty each.
-METHODS = [make(kl_coefficient=0.3) for make in CATALOGUE.values()] + [
-    Method(
-        f"{loss.__name__} with {name}",
-        (reward_to_go, partial(group_standardized, correction=0), group_standardized)[i],
-        loss,
-        aggregation,
-        PENALTIES[(i + j) % 3],
-    )
-    for i, loss in enumerate(LOSSES)
-    for j, (name, aggregation) in enumerate(AGGREGATIONS.items())
+# Every entry of the catalogue; every aggregation with every policy loss and another credit and penalty each.
+ENTRIES = [build(name, kl_coefficient=0.3, **SETTINGS.get(name, {})) for name in CATALOGUE]
+METHODS = [
+    *ENTRIES,
+    *(
+        Method(
+            f"{loss.__name__} with {name}",
+            (reward_to_go, partial(group_standardized, correction=0), group_standardized)[i],
+            loss,
+            aggregation,
+            PENALTIES[(i + j) % 3],
+        )
+        for i, loss in enumerate(LOSSES)
+        for j, (name, aggregation) in enumerate(AGGREGATIONS.items())
+    ),
+    *(
+        Method(name, leave_one_out, policy_gradient_loss, sequence_mean, penalty)
+        for name, penalty in OTHER_PENALTIES.items()
+    ),
 ]
 NAMES = [method.name for method in METHODS]
 
-PER_TOKEN = ["mask", "behaviour_logprobs", "old_logprobs", "reference_logprobs"]
+PER_TOKEN = ["mask", "behaviour_logprobs", "old_logprobs", "reference_logprobs", "values"]
 
 
 @dataclass(frozen=True)
@@ -70,18 +89,35 @@ class Sample:
             self.features[index],
         )
 
-    def padded(self, columns: int, junk: float) -> "Sample":
-        """The same rows in wider tensors, junk in the new columns."""
-        wider = {
-            name: torch.nn.functional.pad(
-                getattr(self.rollouts, name), (0, columns), value=False if name == "mask" else junk
-            )
-            for name in PER_TOKEN
-        }
+    def spread(self, columns: Sequence[Sequence[int]], width: int, junk: float) -> "Sample":
+        """The counted tokens of each row in these columns, in order; junk and mask False in all others.
+
+        One thing done to a row covers many: padding on either side, a tool's tokens in between, and their removal.
+        """
+        batch, index = self.rollouts, torch.zeros(len(columns), width, dtype=torch.int64)
+        taken = torch.zeros(len(columns), width, dtype=torch.bool)
+        for row, chosen in enumerate(columns):
+            (counted,) = torch.where(batch.mask[row])
+            assert len(chosen) == len(counted)
+            index[row, list(chosen)] = counted
+            taken[row, list(chosen)] = True
+
+        def moved(values: torch.Tensor) -> torch.Tensor:
+            return values.gather(1, index).masked_fill(~taken, junk)
+
+        per_token = {name: moved(getattr(batch, name)) for name in PER_TOKEN if name != "mask"}
+        wide = index.unsqueeze(2).expand(-1, -1, self.features.shape[2])
+        features = self.features.gather(1, wide)
+        # A model gives numbers off the mask too; here they are junk by themselves, without parameters behind them.
+        filler = junk if abs(junk) < float("inf") else 1e3
         return Sample(
-            replace(self.rollouts, **wider),
-            torch.nn.functional.pad(self.features, (0, 0, 0, columns), value=junk),
+            replace(batch, mask=taken, **per_token), features.masked_fill(~taken.unsqueeze(2), filler)
         )
+
+    def compact(self) -> "Sample":
+        """Every counted token at the front of its row."""
+        lengths = self.rollouts.mask.sum(1).tolist()
+        return self.spread([range(length) for length in lengths], max(lengths), 0.0)
 
 
 def sample(rollouts: Rollouts, seed: int = 1) -> Sample:
@@ -95,6 +131,11 @@ def policy_logprobs(given: Sample, theta: torch.Tensor) -> torch.Tensor:
     return -torch.nn.functional.softplus(given.features @ theta + 0.5)
 
 
+def entropies(given: Sample, theta: torch.Tensor) -> torch.Tensor:
+    """Another one, positive as entropies are."""
+    return torch.nn.functional.softplus(given.features @ theta.flip(0) - 0.3)
+
+
 @dataclass(frozen=True)
 class Step:
     """Credit [B, T], loss and the gradient of the shared parameters [n]."""
@@ -104,15 +145,27 @@ class Step:
     gradient: torch.Tensor
 
 
+def parameters() -> torch.Tensor:
+    return torch.linspace(-0.4, 0.6, PARAMETERS, dtype=torch.float64).requires_grad_()
+
+
+def piece_of_loss(
+    method: Method, given: Sample, prepared: object, weights: torch.Tensor, theta: torch.Tensor
+) -> torch.Tensor:
+    """The loss of these rows, with the policy's log-probabilities and entropies at θ."""
+    logprobs, entropy = policy_logprobs(given, theta), entropies(given, theta)
+    return method.loss(logprobs, prepared, weights, entropy=entropy)  # type: ignore[arg-type]
+
+
 def step(method: Method, given: Sample, pieces: Iterable[torch.Tensor] | None = None) -> Step:
     """Credit and weights on the whole; loss and backward piece by piece, gradients only added."""
-    theta = torch.linspace(-0.4, 0.6, PARAMETERS, dtype=torch.float64).requires_grad_()
+    theta = parameters()
     batch = method.prepare(given.rollouts)
     weights = method.weights(batch.mask)
     everything = torch.arange(len(batch.mask))
     total = torch.zeros((), dtype=torch.float64)
     for piece in [everything] if pieces is None else pieces:
-        loss = method.loss(policy_logprobs(given.rows(piece), theta), batch.rows(piece), weights[piece])
+        loss = piece_of_loss(method, given.rows(piece), batch.rows(piece), weights[piece], theta)
         loss.backward()
         total = total + loss.detach()
     assert theta.grad is not None

@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.aggregation import count
-from rung.methods import CATALOGUE
 from tests.batches import INF, NAN, close, ragged
-from tests.invariance.helpers import METHODS, NAMES, policy_logprobs, sample, step
+from tests.invariance.helpers import METHODS, NAMES, parameters, piece_of_loss, sample, step
 
 WHOLE = sample(ragged())
+COMPACT = WHOLE.compact()
 ROWS = len(WHOLE.rollouts.valid)
-FEW = settings(max_examples=12)
+LENGTHS = WHOLE.rollouts.mask.sum(1).tolist()
+FEW = settings(max_examples=15)
 
 orders = st.permutations(range(ROWS)).map(torch.tensor)
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS, ids=NAMES)
+JUNK = pytest.mark.parametrize("junk", [0.0, -3.0, NAN, INF])
 
 
 @st.composite
@@ -26,6 +28,14 @@ def partitions(draw):
     order = draw(st.permutations(range(ROWS)))
     cuts = sorted(draw(st.sets(st.integers(1, ROWS - 1))))
     return [torch.tensor(order[a:b]) for a, b in zip([0, *cuts], [*cuts, ROWS], strict=True)]
+
+
+@st.composite
+def spreads(draw):
+    """(columns of each row's tokens, width): anywhere in up to twelve columns, in order."""
+    width = draw(st.integers(max(LENGTHS), 12))
+    columns = st.permutations(range(width))
+    return [sorted(draw(columns)[:length]) for length in LENGTHS], width
 
 
 @EVERY_METHOD
@@ -51,11 +61,11 @@ def test_case_D2_ranks_that_know_the_totals_add_up(method, pieces):
     """Each rank makes the weights of its own rows from the counts of all; gradients are summed over ranks."""
     whole = step(method, WHOLE)
     batch = method.prepare(WHOLE.rollouts)
-    theta = torch.linspace(-0.4, 0.6, 5, dtype=torch.float64).requires_grad_()
+    theta = parameters()
     for piece in pieces:
         part = batch.rows(piece)
         weights = method.weights(part.mask, count(batch.mask))
-        method.loss(policy_logprobs(WHOLE.rows(piece), theta), part, weights).backward()
+        piece_of_loss(method, WHOLE.rows(piece), part, weights, theta).backward()
     close(theta.grad, whole.gradient)
 
 
@@ -82,30 +92,45 @@ def test_case_B1_the_ids_of_groups_are_only_names(method, ids):
 
 
 @EVERY_METHOD
-@pytest.mark.parametrize("junk", [0.0, -3.0, NAN, INF])
+@JUNK
 def test_more_padding_changes_nothing(method, junk):
-    whole = step(method, WHOLE)
+    whole = step(method, COMPACT)
     for columns in (1, 4):
-        wider = WHOLE.padded(columns, junk)
-        # A model gives numbers for padding; here they are junk by themselves, without parameters behind them.
-        features = torch.where(torch.isfinite(wider.features), wider.features, 1e3)
-        found = step(method, replace(wider, features=features))
+        width = COMPACT.rollouts.mask.shape[1] + columns
+        found = step(method, COMPACT.spread([range(length) for length in LENGTHS], width, junk))
         close(found.credit[:, :-columns], whole.credit)
         assert not found.credit[:, -columns:].any()
         close(found.loss, whole.loss)
         close(found.gradient, whole.gradient)
 
 
-@pytest.mark.parametrize("make", CATALOGUE.values(), ids=CATALOGUE)
-def test_the_prompts_of_other_groups_do_not_change_a_groups_credit(make):
-    """But for REINFORCE, whose baseline is that of the batch, and says so."""
-    method = make(kl_coefficient=0.3)
-    groups = WHOLE.rollouts.groups
-    whole = method.prepare(WHOLE.rollouts).credit
-    for group in groups.unique():
-        index = torch.arange(ROWS)[groups == group]
-        alone = method.prepare(WHOLE.rows(index).rollouts).credit
-        if method.name == "reinforce":
-            assert (alone - whole[index]).abs().max().item() > 0.05
-        else:
-            close(alone, whole[index])
+@EVERY_METHOD
+@JUNK
+def test_case_A4_a_tools_tokens_are_as_if_they_were_not_there(method, junk):
+    """A batch with holes in its mask and the batch of its sampled tokens alone: the same loss and gradient.
+
+    So V of the next sampled token is the next value, lengths and denominators count what was sampled, and a penalty
+    adds nothing for what a tool said.
+    """
+    whole = step(method, COMPACT)
+    mask = WHOLE.rollouts.mask
+    assert bool((mask[:, 1:] & ~mask[:, :-1]).any())  # there are holes
+    columns = [torch.where(row)[0].tolist() for row in mask]
+    found = step(method, WHOLE.spread(columns, mask.shape[1], junk))
+    close(found.credit[mask], whole.credit[COMPACT.rollouts.mask])
+    close(found.loss, whole.loss)
+    close(found.gradient, whole.gradient)
+
+
+@EVERY_METHOD
+@FEW
+@given(where=spreads(), junk=st.sampled_from([-3.0, NAN, INF, -INF]))
+def test_a_rows_tokens_may_stand_in_any_columns(method, where, junk):
+    """Padding before, after and between them, with anything in it."""
+    columns, width = where
+    whole, moved = step(method, COMPACT), COMPACT.spread(columns, width, junk)
+    found = step(method, moved)
+    close(found.credit[moved.rollouts.mask], whole.credit[COMPACT.rollouts.mask])
+    assert not found.credit[~moved.rollouts.mask].any()
+    close(found.loss, whole.loss)
+    close(found.gradient, whole.gradient)

@@ -7,9 +7,9 @@ import torch
 
 from rung.aggregation import sequence_mean
 from rung.credit import leave_one_out
-from rung.methods import CATALOGUE, KLPenalty, Method
+from rung.methods import KLPenalty, Method
 from tests.batches import INF, NAN, close, ragged
-from tests.invariance.helpers import METHODS, NAMES, sample, step
+from tests.invariance.helpers import METHODS, NAMES, PER_TOKEN, sample, step
 
 JUNK = [NAN, INF, -INF, 1e300, -700.0]
 WHOLE = sample(ragged())
@@ -22,9 +22,12 @@ def off_mask(batch):
 
 @pytest.mark.parametrize("junk", JUNK)
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_annotated_logprobs_off_the_mask(method, junk):
+def test_annotations_off_the_mask(method, junk):
+    """Log-probabilities of three policies, and the values of a critic."""
     clean, batch = step(method, WHOLE), WHOLE.rollouts
-    for name in ("behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+    for name in PER_TOKEN:
+        if name == "mask":
+            continue
         dirty = getattr(batch, name).masked_fill(off_mask(batch), junk)
         found = step(method, replace(WHOLE, rollouts=replace(batch, **{name: dirty})))
         close(found.credit, clean.credit)
@@ -34,23 +37,23 @@ def test_annotated_logprobs_off_the_mask(method, junk):
 
 @pytest.mark.parametrize("junk", JUNK)
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_policy_logprobs_off_the_mask(method, junk):
-    """As a leaf: the gradient of every off-mask entry is 0, never NaN, and the others keep theirs."""
+def test_policy_logprobs_and_entropies_off_the_mask(method, junk):
+    """As leaves: the gradient of every off-mask entry is 0, never NaN, and the others keep theirs."""
     batch = WHOLE.rollouts
     prepared = method.prepare(batch)
     weights = method.weights(prepared.mask)
 
-    def slope(filler):
+    def slopes(filler):
         policy = (batch.old_logprobs + 0.1).masked_fill(off_mask(batch), filler).requires_grad_()
-        loss = method.loss(policy, prepared, weights)
-        loss.backward()
-        return loss, policy.grad
+        entropy = torch.ones_like(batch.old_logprobs).masked_fill(off_mask(batch), filler).requires_grad_()
+        loss = method.loss(policy, prepared, weights, entropy=entropy)
+        return loss, *torch.autograd.grad(loss, (policy, entropy), allow_unused=True, materialize_grads=True)
 
-    loss, gradient = slope(0.0)
-    dirty_loss, dirty_gradient = slope(junk)
-    close(dirty_loss, loss.detach())
-    close(dirty_gradient, gradient)
-    assert not dirty_gradient[off_mask(batch)].any()
+    clean, dirty = slopes(0.0), slopes(junk)
+    for found, wanted in zip(dirty, clean, strict=True):
+        close(found, wanted.detach())
+    for gradient in dirty[1:]:
+        assert not gradient[off_mask(batch)].any()
 
 
 @pytest.mark.parametrize("junk", JUNK)
@@ -76,25 +79,31 @@ def test_a_slot_that_sums_over_tokens_sees_zeros_off_the_mask(junk):
 
 @pytest.mark.parametrize("junk", JUNK)
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_rewards_of_rows_that_have_none(method, junk):
+def test_numbers_of_rows_that_have_no_reward(method, junk):
+    """The reward itself, that of the greedy completion, and the value after a cut."""
     clean, batch = step(method, WHOLE), WHOLE.rollouts
-    dirty = batch.outcome_rewards.masked_fill(~batch.valid, junk)
-    found = step(method, replace(WHOLE, rollouts=replace(batch, outcome_rewards=dirty)))
-    close(found.credit, clean.credit)
-    close(found.gradient, clean.gradient)
+    for name in ("outcome_rewards", "greedy_rewards", "bootstrap"):
+        dirty = getattr(batch, name).masked_fill(~batch.valid, junk)
+        found = step(method, replace(WHOLE, rollouts=replace(batch, **{name: dirty})))
+        close(found.credit, clean.credit)
+        close(found.gradient, clean.gradient)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_credit_off_the_mask_is_zero(method):
-    prepared = method.prepare(WHOLE.rollouts)
-    assert not prepared.credit[off_mask(WHOLE.rollouts)].any()
-    assert torch.equal(prepared.mask, ~off_mask(WHOLE.rollouts))
+def test_what_trains_and_its_credit_off_the_mask(method):
+    """Rows that failed or have no token never train; DAPO leaves out the groups of one reward too, here that of one."""
+    batch = WHOLE.rollouts
+    prepared = method.prepare(batch)
+    trains = ~off_mask(batch)
+    if method.name == "dapo":
+        trains = trains & (batch.groups != 30).unsqueeze(1)
+    assert torch.equal(prepared.mask, trains)
+    assert not prepared.credit[~trains].any()
 
 
-@pytest.mark.parametrize("make", CATALOGUE.values(), ids=CATALOGUE)
-def test_rows_that_do_not_train_can_be_left_out(make):
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_rows_that_do_not_train_can_be_left_out(method):
     """Failed judges, empty rows and rows without a sampled token: the batch without them gives the same step."""
-    method = make(kl_coefficient=0.3)
     valid = torch.arange(len(WHOLE.rollouts.valid))[WHOLE.rollouts.valid]
     found, whole = step(method, WHOLE.rows(valid)), step(method, WHOLE)
     close(found.loss, whole.loss)

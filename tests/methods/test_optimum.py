@@ -1,68 +1,63 @@
-"""Every method of the catalogue, trained to the end: does it arrive where its claim says?
+"""Methods that claim J − β KL(π‖π_ref) of whole sequences, trained to the end: do they arrive at its optimum?
 
-VPG, REINFORCE, RLOO and PPO claim J − β KL(π‖π_ref) of whole sequences, and the oracle knows that optimum in closed
-form: the tilted reference. GRPO claims no objective: where its mean update vanishes is worked out here in numpy, from
-its definition alone, and is another policy.
+The oracle knows that optimum in closed form: the tilted reference. With k1 in the reward it is a fixed point of more
+than unbiased methods: there R − β log p/p_ref is the same for every sequence, so that no comparison finds a difference.
 
 By default training follows the mean update over every pair of sequences that could be sampled, each through the
-method's own prepare, weights and loss, until it vanishes. The slow tests sample, with plain gradient descent.
+method's own prepare, weights and loss, until it vanishes. The slow tests (test_sampled.py) sample.
 
 In toy C the first token decides the length, so that a mean over each sequence moves no end; in LONG it does.
 """
 
 import itertools
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from rung import exact
 from rung.aggregation import sequence_mean
-from rung.credit import group_standardized
-from rung.kl import k3
-from rung.methods import CATALOGUE, KLPenalty, grpo, ppo_loo, reinforce, rloo, vpg
-from tests.enumeration import ONE_PROMPT, THREE_TOKENS, expected
-from tests.methods.training import Pairs, Tree, train, train_by_sampling
+from rung.methods import rloo
+from tests.enumeration import THREE_TOKENS, expected
+from tests.methods.critics import ExactCritic, LearnedCritic
+from tests.methods.ends import (
+    BETA,
+    IDS,
+    SHIFT,
+    apart,
+    close,
+    tilted,
+    tilted_with_a_bonus,
+    trained,
+    whole_batch,
+)
+from tests.methods.helpers import build, takes
+from tests.methods.trees import LONG, C
 
-BETA = 0.5
-C, LONG = Tree(ONE_PROMPT), Tree(THREE_TOKENS)
-IDS = {id(C): "C", id(LONG): "LONG"}
-# REINFORCE compares within the batch, so that each pair has to be prepared by itself: on the smaller toy only.
-BY_GROUP = [make for make in CATALOGUE.values() if make is not reinforce]
-PENALIZED = [make for make in CATALOGUE.values() if make is not grpo]
-EVERYWHERE = [(reinforce, C), *itertools.product(BY_GROUP, (C, LONG))]
-
-
-def named(cases):
-    return [pytest.param(make, tree, id=f"{make.__name__}-{IDS[id(tree)]}") for make, tree in cases]
-
-
-@cache
-def pairs(name, one_by_one=False):
-    return Pairs(LONG if name == "LONG" else C, one_by_one=one_by_one)
-
-
-def trained(method, tree, step, **settings):
-    return train(method, pairs(IDS[id(tree)], one_by_one=method.name == "reinforce"), step, **settings)
-
-
-def close(actual, wanted, atol=1e-10):
-    np.testing.assert_allclose(actual, wanted, rtol=0, atol=atol)
-
-
-def apart(p, q):
-    """Total-variation distance."""
-    return 0.5 * float(np.abs(p - q).sum())
-
-
-def tilted(tree):
-    """p* of every sequence, and β log Z: p_ref e^(R/β) / Z."""
-    weights = tree.sequences(tree.reference) * np.exp(tree.rewards / BETA)
-    return weights / weights.sum(), BETA * np.log(weights.sum())
-
-
-# --- J − β KL ------------------------------------------------------------------------------------------------------
+TILTED = [
+    "vpg",
+    "reinforce-constant",
+    "reinforce",
+    # Each prefix of a table stands at one step, so that the step means only scale its row. See test_methods.py for
+    # parameters that steps share.
+    "reinforce-step-mean",
+    "reinforce-moving-average",
+    "reinforce-learned",
+    "rloo",
+    "rloo-corrected",
+    "remax",
+    "impala",
+    "ppo-loo",
+    "dual-clip",
+    "trpo",
+]
+SHORT = {"reinforce", "reinforce-step-mean"}  # by 1 − 1/B or more, a half in pairs: twice the step
+EVERYWHERE = [
+    pytest.param(name, tree, id=f"{name}-{IDS[id(tree)]}")
+    for name, tree in itertools.product(TILTED, (C, LONG))
+    if tree is C or not whole_batch(name)
+]
 
 
 def assert_optimal(tree, policy):
@@ -78,16 +73,26 @@ def assert_optimal(tree, policy):
     close([reached, optimum.value], value)
 
 
-@pytest.mark.parametrize(("make", "tree"), named((m, t) for m, t in EVERYWHERE if m in PENALIZED))
-def test_the_end_is_the_tilted_reference(make, tree):
-    """REINFORCE is short by 1 − 1/B, a half: twice the step."""
-    step = (1.0 if make is reinforce else 0.5) / BETA
-    assert_optimal(tree, trained(make(kl_coefficient=BETA), tree, step).policy)
+@pytest.mark.parametrize(("name", "tree"), EVERYWHERE)
+def test_the_end_is_the_tilted_reference(name, tree):
+    """Critics are exact here, computed anew before each batch. TRPO takes steps of first order: test_trust.py."""
+    step = (1.0 if name in SHORT else 0.5) / BETA
+    assert_optimal(tree, trained(build(name, kl_coefficient=BETA), tree, step).policy)
 
 
-def test_ppo_arrives_with_several_updates_of_each_batch():
+def test_a_baseline_is_learned_on_the_way_and_moves_no_end():
+    """From 0 to the mean of the penalized returns, which at the optimum are all β log Z."""
+    end = trained(build("reinforce-moving-average", kl_coefficient=BETA, momentum=0.5), C, 0.5 / BETA)
+    assert end.batches > 20
+    close(end.method.state["baseline"], tilted(C)[1], atol=1e-4)
+    assert_optimal(C, end.policy)
+
+
+@pytest.mark.parametrize("name", ["ppo-loo", "dual-clip"])
+def test_ppo_arrives_with_several_updates_of_each_batch(name):
     """The clip acts on the way. At the optimum all penalized returns are equal, and nothing is left to clip."""
-    end = trained(ppo_loo(kl_coefficient=BETA), LONG, 0.5 / BETA, updates=3)
+    settings = {"dual_clip": 1.3} if takes(name, "dual_clip") else {}
+    end = trained(build(name, kl_coefficient=BETA, **settings), LONG, 0.5 / BETA, updates=3)
     assert end.clipped > 100
     assert_optimal(LONG, end.policy)
 
@@ -99,127 +104,55 @@ def test_with_the_penalty_in_the_reward_no_weights_move_the_end():
     assert_optimal(LONG, trained(method, LONG, 1.0 / BETA).policy)
 
 
-# --- GRPO ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["rloo", "rloo-corrected", "ppo-loo", "impala"])
+def test_with_the_penalty_in_the_reward_no_sampler_moves_the_end(name):
+    """Samples of another policy, corrected or not: where all penalized returns are equal it is nothing to whom."""
+    method = build(name, kl_coefficient=BETA)
+    end = trained(method, C, 0.2 / BETA, enough=1e-12, sampler=lambda logits: logits + SHIFT / 2)
+    assert_optimal(C, end.policy)
 
 
-def mean_standardized(tree, probabilities, group_size):
-    """E[(R − mean)/std | own sequence], over the other samples of the group; std with Bessel's correction."""
-    found = np.zeros(len(tree.rewards))
-    for own, *others in itertools.product(range(len(tree.rewards)), repeat=group_size):
-        group = tree.rewards[[own, *others]]
-        if np.ptp(group) > 0:
-            credit = (group[0] - group.mean()) / np.std(group, ddof=1)
-            found[own] += np.prod(probabilities[others]) * credit
-    return found
-
-
-def grpo_direction(tree, policy, group_size):
-    """E[1/L Σ_t (A − β (1 − π_ref/π)) ∂ log π/∂θ(s,a)], a table, with A standardized over the group.
-
-    1 − π_ref/π is ∂k3/∂ log π. The score of a table of logits is [a was chosen at s] − π(a|s).
-    """
-    p = tree.sequences(policy)
-    pull = tree.at_choices(p * mean_standardized(tree, p, group_size) / tree.lengths)
-    pull -= BETA * (1 - tree.reference / policy) * tree.at_choices(p / tree.lengths)
-    return pull - policy * pull.sum(1, keepdims=True)
-
-
-@cache
-def grpo_end(name, group_size):
-    """The policy at which that direction vanishes, a table.
-
-        π(a|s) = π_ref(a|s) / (1 + (λ(s) − C(s,a)) / (β w(s,a))),   C = E[A/L | s,a],   w = E[1/L | s,a]
-
-    and λ(s) such that each row sums to 1: a hyperbola, where the tilted reference has an exponential. C and w are
-    those of the policy itself, so that it is solved by iteration.
-    """
-    tree = LONG if name == "LONG" else C
-    policy = tree.reference
-    for _ in range(40):
-        p = tree.sequences(policy)
-        passing = tree.at_choices(p)
-        credit = tree.at_choices(p * mean_standardized(tree, p, group_size) / tree.lengths) / passing
-        stiffness = BETA * tree.at_choices(p / tree.lengths) / passing
-        low = (credit - stiffness).max(
-            1, keepdims=True
-        )  # a row's sum is infinite here, and below 1 ten higher
-        high = low + 10.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            policy = stiffness * tree.reference / (stiffness + middle - credit)
-            above = policy.sum(1, keepdims=True) > 1
-            low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return policy
+# --- critics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tree", [C, LONG], ids=IDS.values())
-def test_grpo_ends_where_its_own_mean_update_vanishes_and_not_at_the_optimum(tree):
-    policy = trained(grpo(kl_coefficient=BETA), tree, 1.0 / BETA).policy
-    assert np.abs(grpo_direction(tree, tree.start, 2)).max() > 0.05
-    close(grpo_direction(tree, policy, 2), np.zeros(policy.shape))
-    close(tree.sequences(policy), tree.sequences(grpo_end(IDS[id(tree)], 2)))
-    assert apart(tree.sequences(policy), tilted(tree)[0]) > 0.25
+@pytest.mark.parametrize("name", ["reinforce-learned", "impala", "a2c"])
+def test_a_critic_that_learns_beside_the_policy(name, tree):
+    """A table of values from 0, one step of value_loss a batch. It ends at V of the penalized reward, the policy at
+
+    the tilted reference; A2C's, for its entropy bonus of 0.01, a little flatter. GAE with λ < 1 is biased by an error
+    of the critic, and at the end there is none.
+    """
+    settings = {"lam": 0.5, "entropy_coefficient": 0.1} if name == "a2c" else {}
+    critic = LearnedCritic(torch.zeros(len(tree.mdp.prefixes()), dtype=torch.float64))
+    end = trained(build(name, kl_coefficient=BETA, **settings), tree, 0.3 / BETA, most=600, critic=critic)
+    if name == "a2c":
+        close(end.policy, tilted_with_a_bonus(tree, BETA, 0.1))
+    else:
+        assert_optimal(tree, end.policy)
+    table = tree.table(torch.from_numpy(np.log(end.policy)).flatten())
+    true = ExactCritic(BETA).values(tree, table)
+    close(end.critic.values(tree, table), true)
+    assert np.abs(true.numpy()).max() > 0.5
 
 
-def test_the_end_of_grpo_is_tilted_for_no_kl_coefficient():
-    """β log(p/p_ref) = R + constant would give equal rewards equal gains. A tilt of each prefix by itself does not."""
-    gains = C.sequences(grpo_end("C", 2)) / C.sequences(C.reference)
-    gain, reward = dict(zip(C.tokens, gains, strict=True)), dict(zip(C.tokens, C.rewards, strict=True))
-    assert reward[(2,)] == reward[(1, 0)] == 0.0
-    assert gain[(1, 0)] > 1.2 * gain[(2,)]
+def test_an_entropy_bonus_moves_the_end_by_a_known_amount():
+    """Of 0.01 by default. Closed form; without a bonus the same form is the tilted reference."""
+    close(C.sequences(tilted_with_a_bonus(C, BETA, 0.0)), tilted(C)[0])
+    stated = tilted_with_a_bonus(C, BETA, 0.01)
+    assert 0.005 < apart(C.sequences(stated), tilted(C)[0]) < 0.01
+    close(trained(build("a2c", kl_coefficient=BETA), C, 0.5 / BETA).policy, stated)
 
 
-def test_groups_of_three_move_the_end_of_grpo():
-    """To where the same condition holds for three; RLOO's optimum knows no G."""
-    policy = grpo_end("C", 3)
-    close(grpo_direction(C, policy, 3), np.zeros(policy.shape))
-    problem = replace(ONE_PROMPT, policy=exact.SoftmaxTable(C.mdp.prefixes(), np.log(policy)))
-    close(expected(grpo(kl_coefficient=BETA), problem, 3).ascent, np.zeros(policy.size))
-    assert apart(C.sequences(policy), C.sequences(grpo_end("C", 2))) > 0.05
+def test_a_wrong_critic_moves_the_end_of_a2c_and_not_that_of_a_learned_baseline():
+    """V = 0 for ever: G_t − 0 is unbiased, and λ = 0.5 credits half of what comes later."""
 
+    def stubborn(name, **settings):
+        critic = LearnedCritic(torch.zeros(3, dtype=torch.float64), rate=0.0)
+        return trained(
+            build(name, kl_coefficient=BETA, **settings), C, 0.5 / BETA, most=400, critic=critic
+        ).policy
 
-def test_each_step_from_rloo_to_grpo_moves_the_end():
-    """k3 in the loss, then the mean over each sequence, then standardized credit."""
-    with_k3 = replace(rloo(), kl=KLPenalty(k3, placement="loss", coefficient=BETA))
-    with_mean = replace(with_k3, aggregation=sequence_mean)
-    standardized = replace(with_mean, credit=group_standardized)
-    ends = [tilted(LONG)[0]]
-    for method, step in ((with_k3, 0.3), (with_mean, 0.4), (standardized, 1.0)):
-        ends.append(LONG.sequences(trained(method, LONG, step / BETA).policy))
-    assert [apart(*neighbours) > 0.005 for neighbours in itertools.pairwise(ends)] == [True] * 3
-    close(ends[-1], LONG.sequences(grpo_end("LONG", 2)))
-
-
-# --- without a penalty ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("make", "tree"), named(EVERYWHERE))
-def test_without_a_penalty_all_goes_to_the_best_sequence(make, tree):
-    best = tree.rewards.argmax()
-    assert tree.sequences(tree.start)[best] < 0.1
-    policy = trained(make(kl_coefficient=0.0), tree, 1.0, most=40).policy
-    assert tree.sequences(policy)[best] > 0.99
-
-
-# --- sampled -------------------------------------------------------------------------------------------------------
-
-# 500 batches of 64 sampled pairs. Each bound is the mean and five standard deviations (z = 5) of the distance that
-# the seeds 1 to 20 ended at; the test takes another. What is left of the noise is in the credit: the whole return on
-# every token, the return to go less the mean, and leave-one-out, which at the optimum is 0 for every sequence.
-SAMPLED = [
-    (vpg, 1, 0.050),  # 0.0159 ± 0.0069
-    (reinforce, 1, 0.0096),  # 0.0030 ± 0.0013
-    (rloo, 1, 0.00018),  # 0.000070 ± 0.000022
-    (ppo_loo, 3, 0.00024),  # 0.000084 ± 0.000031
-    (grpo, 1, 0.043),  # 0.0138 ± 0.0058
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "updates", "bound"), SAMPLED, ids=[make.__name__ for make, _, _ in SAMPLED])
-def test_the_end_of_training_on_samples(make, updates, bound):
-    """Total variation from the tilted reference, for GRPO from its own end. The start is 0.85 from the first."""
-    method = make(kl_coefficient=BETA)
-    policy = train_by_sampling(method, C, 10.0, seed=0, batches=500, updates=updates)
-    end = C.sequences(grpo_end("C", 2)) if make is grpo else tilted(C)[0]
-    assert apart(C.sequences(policy), end) < bound
+    assert_optimal(C, stubborn("reinforce-learned"))
+    wrong = stubborn("a2c", lam=0.5, entropy_coefficient=0.0)
+    assert apart(C.sequences(wrong), tilted(C)[0]) > 0.1

@@ -78,7 +78,9 @@ def test_a_slot_gets_what_it_names():
 
 
 def test_a_slot_that_asks_for_something_else_is_refused_by_name():
-    with pytest.raises(InvalidInput, match=r"asks for 'scores'; there is behaviour_logprobs, bootstrap, greedy"):
+    with pytest.raises(
+        InvalidInput, match=r"asks for 'scores'; there is behaviour_logprobs, bootstrap, greedy"
+    ):
         replace(PLAIN, credit=lambda scores: scores).prepare(two_rows())
     with pytest.raises(InvalidInput, match="'plain' asks for values: annotate them"):
         replace(PLAIN, credit=lambda values: values).prepare(two_rows())
