@@ -21,6 +21,7 @@ import torch
 
 from rung import api
 from rung.cli import main
+from rung.training.session import Silent
 
 COMMAND = str(Path(sys.executable).with_name("rung"))
 
@@ -183,6 +184,17 @@ def fork(*words: object, cwd: Path, out: Path) -> multiprocessing.process.BasePr
     process = context.Process(target=_forked, args=([*map(str, words)], cwd, out))
     process.start()
     return process
+
+
+class Stop(Silent):
+    """Stops a run in the middle of a step, before the step's checkpoint."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def step(self, step: int, *_: object) -> None:
+        if step == self.after:
+            raise KeyboardInterrupt
 
 
 def metrics(run: Path, kind: str = "train") -> list[dict[str, Any]]:

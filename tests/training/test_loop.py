@@ -24,48 +24,16 @@ from rung.training.evaluation import Sampled
 from rung.training.loop import describe, divergence
 from rung.training.session import Session, Silent, fingerprint
 from tests.batches import completion, f64, outcomes
-from tests.tiny import assert_same_run, checkpoint_of, metrics, rl_recipe, rollouts
+from tests.tiny import Stop, assert_same_run, checkpoint_of, metrics, rl_recipe, rollouts
 
 FAST = ["evaluation.test_problems=0", "evaluation.every=0", "checkpoint.every=0"]
 REUSE = ["method=ppo-loo", "training.epochs=2", "training.mini_batches=3", "optimizer.learning_rate=5e-3"]
 
 
-class Stop(Silent):
-    """Stops a run in the middle of a step."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def step(self, step: int, *_: object) -> None:
-        if step == self.after:
-            raise KeyboardInterrupt
-
-
-@pytest.fixture
-def many_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards of several values, seldom all equal: the small model's answers are hardly ever right."""
-
-    def reward(self: Addition, problem: Problem, completion: str) -> Outcome:
-        return Outcome("reward", 0.25 * len(set(completion)) + (completion[:1] == str(problem.reference)[:1]))
-
-    monkeypatch.setattr(Addition, "reward", reward)
-
-
-@pytest.fixture
-def small_data(monkeypatch: pytest.MonkeyPatch, many_rewards: None) -> None:
-    """Thirty training problems: an epoch ends every fourth step."""
-    whole = Addition.problems
-
-    def few(self: Addition, split: Any) -> Sequence[Problem]:
-        return whole(self, split)[:30]
-
-    monkeypatch.setattr(Addition, "problems", few)
-
-
 # --- (c) resuming ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("small_data")
+@pytest.mark.usefixtures("small_data", "many_rewards")
 @pytest.mark.parametrize("words", [[], REUSE], ids=["rloo", "ppo-loo"])
 def test_resuming_twice_across_epoch_edges_equals_the_straight_run(words: list[str], tmp_path: Path) -> None:
     """Case H6: stopped in step 4, whose positions 24 to 31 cross the edge at 30, and in step 8."""
