@@ -234,6 +234,14 @@ def test_digits_of_two_steps_off_policy():
         assert_digits(measure(B, name, on_policy=False).gradient, recorded, 10)
 
 
+def test_as_a_value_k3_scatters_less_on_tokens_and_more_on_sequences():
+    where = three_tokens()
+    k1, of_tokens, of_sequences = (
+        measure(where, name).variance for name in ("k1 loss token", "k3 loss token", "k3 loss sequence")
+    )
+    assert of_tokens < k1 < of_sequences
+
+
 def test_digits_of_the_noise_of_two_steps():
     assert_digits(measure(B, "k1 reward sequence").trace, B_TRACE_K1_TOTAL, 10)
     assert_digits(measure(B, "k2 loss sequence").trace, B_TRACE_K1_TOTAL, 10)

@@ -27,7 +27,7 @@ from rung.verify.three_tokens import three_tokens
 from rung.verify.unbiased import Bias
 
 TOLERANCE = 1e-10
-BENCHES = {"two tokens": (Bench(one_prompt()), (2, 4)), "three tokens": (Bench(three_tokens()), (2,))}
+BENCHES = {"two tokens": (Bench(one_prompt()), (2, 3)), "three tokens": (Bench(three_tokens()), (2,))}
 GAMMA = 0.9
 IS = {
     "unbiased": "unbiased",
@@ -129,7 +129,7 @@ def _singles(title: str, rows: list[Row], note: str = "") -> Table:
 def _batches(title: str, rows: list[tuple[int, Row]], note: str = "") -> Table:
     return Table(
         title,
-        ("credit Ψ", "B", "rel. bias", "cosine", "scale", "cov. trace", "E[ĝ] is"),
+        ("credit Ψ", "B", "rel. bias", "cosine", "scale", "trace", "E[ĝ] is"),
         tuple(
             (r.name, size, _small(r.bias.relative), r.bias.cosine, r.bias.scale, r.trace, IS[r.claim])
             for size, r in rows
@@ -207,7 +207,12 @@ def _discounted() -> tuple[Table, list[str]]:
 
 
 def survey() -> Findings:
-    """Bias, direction and noise of every credit, and where λ of GAE should land."""
+    """Bias, direction and noise of every credit, and where λ of GAE should land.
+
+    Exactness:
+        `failures` is empty. Checked by tests/verify/test_credit.py::test_every_claim_holds, and the numbers by
+        ::test_digits_of_single_sequences and those after it.
+    """
     tables, failures = _undiscounted()
     discounted, wrong_discounted = _discounted()
     numbers, wrong_facts = facts()
@@ -237,8 +242,9 @@ LONG_NOTE = (
     "more than none."
 )
 BATCH_NOTE = (
-    "scale: the multiple of ∇J that is nearest to E[ĝ]. A mean with the sample's own return in it shortens the "
-    "gradient; a mean over those still alive shortens later steps more; a spread in the denominator turns it."
+    "scale: the multiple of ∇J that is nearest to E[ĝ]. trace: of a batch's covariance. A mean with the sample's own "
+    "return in it shortens the gradient; a mean over those still alive shortens later steps more; a spread in the "
+    "denominator turns it."
 )
 SUMMARY = (
     "Not every Ψ is unbiased: TD residuals and GAE(λ < 1) carry the critic's errors at later states, whitening and "

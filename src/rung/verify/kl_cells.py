@@ -103,8 +103,15 @@ class World:
 
     def rollouts(self, situation: Situation) -> Rollouts:
         """All sequences. "stale": old is μ. "mismatch": old is π, and only the behaviour is μ's."""
-        setting = self._setting(situation)
-        return setting.batch(tuple(range(len(self._bare.sequences)))).rollouts
+        if situation not in self._rollouts:
+            setting = self._setting(situation)
+            self._rollouts[situation] = setting.batch(tuple(range(len(self._bare.sequences)))).rollouts
+        return self._rollouts[situation]
+
+    @cached_property
+    def _rollouts(self) -> dict[Situation, Rollouts]:
+        """Those made so far."""
+        return {}
 
     @cached_property
     def _live(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -147,9 +154,11 @@ class World:
         theta, *tables = self._live
         found = []
         for table in tables:
-            rows = [torch.autograd.grad(x, theta, retain_graph=True)[0] for x in table[self.mask]]
+            tokens = table[self.mask]
+            each = torch.eye(len(tokens), dtype=torch.float64)
+            (rows,) = torch.autograd.grad(tokens, theta, each, retain_graph=True, is_grads_batched=True)
             out = np.zeros((*self.mask.shape, len(theta)))
-            out[self.mask.numpy()] = torch.stack(rows).numpy()
+            out[self.mask.numpy()] = rows.numpy()
             found.append(out)
         return found[0], found[1]
 
