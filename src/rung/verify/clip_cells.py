@@ -95,7 +95,7 @@ def surrogate(
 
     Args:
         problem: one prompt.
-        loss: per token, minimised.
+        loss: per token, minimized.
         credit: [N, T] of all sequences.
         weights: how the tokens of one sequence add up.
     """
