@@ -30,6 +30,7 @@ def verify(
     kl_coefficient: Annotated[
         float, typer.Option(help="With --loss: β of the objective J − β KL(policy‖reference).", min=0.0)
     ] = 0.0,
+    everything: Annotated[bool, typer.Option("--all", help="Print every table, details too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with tables and plots.", show_default=False)
@@ -53,7 +54,7 @@ def verify(
     else:
         from rung.cli.findings import show
 
-        show(findings)
+        show(findings, everything=everything)
         if html is not None:
             print(f"page    {html}")
     if findings.failures:

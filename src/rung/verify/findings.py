@@ -15,12 +15,14 @@ class Table:
         columns: their names; the first one names the row.
         rows: each as long as `columns`.
         note: how to read it, in a sentence or a few.
+        detail: a terminal shows it only on request; pages and programs always get it.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    detail: bool = False
 
 
 @dataclass(frozen=True)
