@@ -17,6 +17,7 @@ import copy
 import importlib
 import inspect
 import json
+import mmap
 import os
 import pickle
 import signal
@@ -61,7 +62,8 @@ TESTS = {
         "tests/unbiased/test_kl_gradients.py",
     ],
 }
-SECONDS = 60  # for one test under a mutant; an endless loop is killed as well
+SLOW = 1.0  # seconds; a slower test is not run against mutants
+SECONDS = 30  # for one test under a mutant; an endless loop is killed as well
 
 COMPARE = {
     ast.Lt: ast.LtE,
@@ -82,7 +84,22 @@ BINARY = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult,
 }
-DROPPED = {"detach", "clamp", "exp", "abs", "square", "sqrt", "flip", "expm1", "log", "any", "unsqueeze"}
+DROPPED = {
+    "abs",
+    "any",
+    "clamp",
+    "detach",
+    "exp",
+    "expm1",
+    "flip",
+    "log",
+    "nan_to_num",
+    "sqrt",
+    "square",
+    "to",
+    "tril",
+    "unsqueeze",
+}
 EXCHANGED = {
     "minimum": "maximum",
     "maximum": "minimum",
@@ -101,7 +118,7 @@ COMMUTATIVE = {"maximum", "minimum", "max", "min"}
 
 @dataclass(frozen=True)
 class Change:
-    """One mutant: where, and what became of the line."""
+    """One mutant: where, and what became of which piece of the source."""
 
     module: str
     function: str
@@ -115,6 +132,8 @@ def _variants(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARE:
             yield ast.Compare(node.left, [COMPARE[type(op)]()], node.comparators)
+        case ast.Compare(ops=ops) if len(ops) > 1:
+            yield from _chains(node)
         case ast.BinOp(op=op) if type(op) in BINARY:
             yield ast.BinOp(node.left, BINARY[type(op)](), node.right)
         case ast.BoolOp(op=op):
@@ -127,8 +146,20 @@ def _variants(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Constant(node.value + 1)
         case ast.IfExp():
             yield ast.IfExp(node.test, node.orelse, node.body)
+        case ast.If(test=test) if not any(True for _ in _variants(test)):
+            yield ast.If(ast.UnaryOp(ast.Not(), test), node.body, node.orelse)
+        case ast.Expr(value=ast.Call()):
+            yield ast.Pass()
         case ast.Call():
             yield from _calls(node)
+
+
+def _chains(node: ast.Compare) -> Iterator[ast.AST]:
+    """a ≤ b < c: one comparison at a time."""
+    for i, op in enumerate(node.ops):
+        if type(op) in COMPARE:
+            ops = [COMPARE[type(op)]() if i == j else other for j, other in enumerate(node.ops)]
+            yield ast.Compare(node.left, ops, node.comparators)
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
@@ -141,6 +172,9 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     elif isinstance(node.func, ast.Name) and node.func.id in EXCHANGED:
         yield ast.Call(ast.Name(EXCHANGED[node.func.id], ast.Load()), node.args, node.keywords)
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    for i, keyword in enumerate(node.keywords):
+        if keyword.arg not in (None, "device"):  # one device is all there is here
+            yield ast.Call(node.func, node.args, node.keywords[:i] + node.keywords[i + 1 :])
     plain = len(node.args) == 2 and not any(isinstance(a, ast.Starred | ast.Constant) for a in node.args)
     if plain and name not in COMMUTATIVE:
         yield ast.Call(node.func, [node.args[1], node.args[0]], node.keywords)
@@ -150,48 +184,33 @@ def _is_module(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("torch", "math", "np")
 
 
-def _skipped(node: ast.AST) -> bool:
-    """Messages, annotations and docstrings compute nothing."""
-    return isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign | ast.arguments) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _computes_nothing(parent: ast.AST, field: str, node: ast.AST) -> bool:
+    """Messages, annotations, decorators and docstrings."""
+    return (
+        isinstance(node, ast.Raise | ast.JoinedStr)
+        or field in ("annotation", "returns", "decorator_list")
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     )
 
 
-def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """(parent, field, index, node) of every expression that may be changed."""
-    for parent in ast.walk(tree):
-        if _skipped(parent):
-            continue
-        for field, value in ast.iter_fields(parent):
-            if field in ("annotation", "returns", "decorator_list", "args") and isinstance(
-                parent, ast.FunctionDef
-            ):
-                continue
-            for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if isinstance(node, ast.AST) and not _skipped(node):
-                    yield parent, field, index, node
-
-
-def _inside_skipped(tree: ast.AST) -> set[int]:
-    return {id(child) for node in ast.walk(tree) if _skipped(node) for child in ast.walk(node)}
+def _places(parent: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
+    """(parent, field, index, node) of everything that may be changed."""
+    for field, value in ast.iter_fields(parent):
+        for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(node, ast.AST) and not _computes_nothing(parent, field, node):
+                yield parent, field, index, node
+                yield from _places(node)
 
 
 def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]:
     """Every mutant of a function, with its code object."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-    except OSError:  # what dataclasses generate has no source
-        return
-    source = textwrap.dedent("".join(lines))
-    tree = ast.parse(source)
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
     if not isinstance(tree.body[0], ast.FunctionDef):
         return
     tree.body[0].decorator_list = []
-    hidden = _inside_skipped(tree)
-    for number, (_, _, _, node) in enumerate(list(_places(tree))):
-        if id(node) in hidden:
-            continue
-        for variant in range(len(list(_variants(node)))):
+    for number, (_, _, _, node) in enumerate(_places(tree)):
+        for variant, _ in enumerate(_variants(node)):
             changed = copy.deepcopy(tree)
             parent, field, index, found = list(_places(changed))[number]
             new = ast.copy_location(list(_variants(found))[variant], found)
@@ -199,31 +218,22 @@ def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]
                 setattr(parent, field, new)
             else:
                 getattr(parent, field)[index] = new
+            before, after = (ast.unparse(piece).splitlines()[0] for piece in (node, new))
+            change = Change(module, function.__qualname__, first + node.lineno - 1, before, after)
             ast.fix_missing_locations(changed)
-            at = getattr(node, "lineno", 1)
-            change = Change(
-                module, function.__qualname__, first + at - 1, ast.unparse(node), ast.unparse(new)
-            )
-            try:
-                yield change, compile(changed, f"<{change.function}:{number}.{variant}>", "exec")
-            except (SyntaxError, ValueError):
-                continue
+            yield change, compile(changed, f"<{change.function}:{number}.{variant}>", "exec")
 
 
 def functions(module: str) -> list[FunctionType]:
-    """The functions and methods that a module defines."""
+    """The functions and methods that are written in a module; dataclasses make others, without a file."""
     found = importlib.import_module(f"rung.{module}")
     out: list[FunctionType] = []
     for value in vars(found).values():
-        holders = vars(value).values() if inspect.isclass(value) else [value]
-        for item in holders:
-            item = (
-                getattr(item, "fget", None) or getattr(item, "func", None) or getattr(item, "__func__", item)
-            )
-            own = isinstance(item, FunctionType) and item.__module__ == found.__name__
-            if (
-                own and item not in out and not item.__code__.co_filename.startswith("<")
-            ):  # dataclasses make such
+        for item in vars(value).values() if inspect.isclass(value) else [value]:
+            for name in ("fget", "func", "__func__"):  # of properties, cached ones and class methods
+                item = getattr(item, name, item)
+            written = isinstance(item, FunctionType) and item.__code__.co_filename == found.__file__
+            if written and item not in out:
                 out.append(item)
     return out
 
@@ -248,51 +258,68 @@ class Loop:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """In place of running every test once."""
-        order = self._timed(session.items)
+        self.tests = self._timed(session.items)
         todo = [(f, change, code) for f in functions(self.module) for change, code in mutants(self.module, f)]
         self.total = len(todo)
-        running: dict[int, Change] = {}
+        self.killers = mmap.mmap(
+            -1, 4 * max(self.total, 1)
+        )  # each process writes which test killed its mutant
+        running: dict[int, tuple[int, Change]] = {}
         begin = time.monotonic()
-        for number, (function, change, code) in enumerate(todo, start=1):
+        for number, (function, change, code) in enumerate(todo):
             if len(running) >= self.jobs:
                 self._reap(running)
             pid = os.fork()
             if pid == 0:
-                os._exit(self._judge(function, code, order))
-            running[pid] = change
-            if number % 20 == 0 or number == self.total:
-                left = (time.monotonic() - begin) / number * (self.total - number)
-                print(f"{self.module}: {number}/{self.total}, {left:.0f} s left", file=sys.stderr, flush=True)
+                os._exit(self._judge(function, code, number))
+            running[pid] = number, change
+            if number % 50 == 49 or number == self.total - 1:
+                left = (time.monotonic() - begin) * (self.total / (number + 1) - 1)
+                print(
+                    f"{self.module}: {number + 1}/{self.total}, {left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
         while running:
             self._reap(running)
         return True
 
-    def _reap(self, running: dict[int, Change]) -> None:
+    def _reap(self, running: dict[int, tuple[int, Change]]) -> None:
+        """Wait for one process. The test that killed its mutant goes first from now on: neighbors die of the same."""
         pid, status = os.wait()
-        change = running.pop(pid)
+        number, change = running.pop(pid)
         if os.waitstatus_to_exitcode(status) == 0:
             self.survivors.append(change)
+            return
+        killer = int.from_bytes(self.killers[4 * number : 4 * number + 4], "little")
+        if killer:
+            self.tests.sort(key=lambda test: test[0] != killer)
 
-    def _judge(self, function: FunctionType, code: Any, order: list[Any]) -> int:
-        """1 if a test fails."""
-        os.close(1)
-        os.open(os.devnull, os.O_WRONLY)
+    def _judge(self, function: FunctionType, code: Any, number: int) -> int:
+        """1 if a test fails, 0 if the mutant survives all."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
         try:
             plant(function, code)
         except Exception:
             return 1
-        return int(any(not _passes(item) for item in order))
+        for name, item in self.tests:
+            if not _passes(item):
+                self.killers[4 * number : 4 * number + 4] = name.to_bytes(4, "little")
+                return 1
+        return 0
 
-    def _timed(self, items: list[Any]) -> list[Any]:
-        """The tests that pass without a mutant, those of the first paths first, within a path the quick ones."""
+    def _timed(self, items: list[Any]) -> list[tuple[int, Any]]:
+        """The numbered tests, the quick ones first and the slow ones left out, as timed without a mutant."""
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             seconds = []
             for item in items:
-                begin = time.monotonic()
+                begin = time.process_time()
                 passed = _passes(item)
-                seconds.append(time.monotonic() - begin if passed else -1.0)
+                seconds.append(time.process_time() - begin if passed else -1.0)
             with os.fdopen(writer, "wb") as stream:
                 stream.write(pickle.dumps(seconds))
             os._exit(0)
@@ -303,8 +330,13 @@ class Loop:
         failing = [item.nodeid for item, s in zip(items, seconds, strict=True) if s < 0]
         if failing:
             raise SystemExit(f"these fail without a mutant: {failing}")
-        slow = [i for i, s in enumerate(seconds) if s <= 10.0]
-        return [items[i] for i in sorted(slow, key=lambda i: round(seconds[i], 1))]
+        kept = sorted((i for i, s in enumerate(seconds) if s <= SLOW), key=lambda i: seconds[i])
+        print(
+            f"{self.module}: {len(kept)} of {len(items)} tests, {sum(seconds[i] for i in kept):.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        return [(i + 1, items[i]) for i in kept]
 
 
 def _passes(item: Any) -> bool:

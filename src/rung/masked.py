@@ -42,7 +42,7 @@ def select(x: torch.Tensor, mask: TokenMask) -> torch.Tensor:
         raise InvalidInput(f"the mask must be boolean (True counts), got {mask.dtype}")
     if mask.shape != x.shape:
         raise InvalidInput(f"mask {tuple(mask.shape)} and values {tuple(x.shape)} must have the same shape")
-    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(mask, x, x.new_zeros(()))
 
 
 def masked_sum(x: torch.Tensor, mask: TokenMask, dim: int | None = None) -> torch.Tensor:
