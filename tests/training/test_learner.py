@@ -35,7 +35,7 @@ def table_rollouts(old: Sequence[float], rewards: Sequence[float | None]) -> Rol
 PPO = Method("ppo", total_return, partial(clipped_loss, clip_low=0.2, clip_high=0.2), sequence_sum)
 
 
-def test_old_log_probabilities_stay_frozen_over_epochs() -> None:
+def test_case_E6_old_log_probabilities_stay_frozen_over_epochs() -> None:
     """Case E6. A = 1, old −1: the gradient is −1, a rate of 0.3 moves log π to −0.7, the ratio to e^0.3 = 1.34985881.
 
     The second epoch's loss is then −1.2 with gradient 0: mean loss −1.1, mean norm 0.5, half of the tokens clipped.
@@ -76,7 +76,7 @@ def test_the_lower_bound_clips_too_and_the_wrong_sides_do_not() -> None:
     assert metrics["grad_norm"] == pytest.approx(math.hypot(0.1, 0.3), abs=1e-12)
 
 
-def test_the_schedule_is_counted_in_optimizer_steps() -> None:
+def test_case_H8_the_schedule_is_counted_in_optimizer_steps() -> None:
     """Case H8: 10 rollouts × 4 mini-batches × 2 epochs are 80 steps; the rate of step u is 1 − u/80, never rising."""
     settings = recipe("ppo-loo", rate=1.0, epochs=2, mini_batches=4)
     settings = settings.model_copy(update={"optimizer": Optimizer(learning_rate=1.0, schedule="linear")})
@@ -107,7 +107,7 @@ def test_every_epoch_trains_every_row_once_in_an_order_of_its_own() -> None:
     assert parts != [part.tolist() for part in trained._updates(10, step=2)]
 
 
-def test_the_ratio_is_one_in_all_epochs_while_nothing_is_learned() -> None:
+def test_case_E3_the_ratio_is_one_in_all_epochs_while_nothing_is_learned() -> None:
     """Case E3: a model with dropout 0.1, and other micro-batches than those that gave the old log-probs."""
     policy = Policy(exact_llama(seed=4, attention_dropout=0.1).float(), path="grouped")
     widest: list[float] = []
@@ -128,7 +128,7 @@ def test_the_ratio_is_one_in_all_epochs_while_nothing_is_learned() -> None:
     assert max(widest) < 1e-5
 
 
-def test_clip_fraction_and_entropy_are_over_all_mini_batches() -> None:
+def test_case_H12_clip_fraction_and_entropy_are_over_all_mini_batches() -> None:
     """Case H12: fractions 0.4, 0.2 and 0 make 0.2, not 0; what stands at padding enters no mean."""
     tally = Tally((0.8, 1.2))
     mask = flags([[1] * 5 + [0]])
@@ -150,6 +150,16 @@ def test_clip_fraction_of_a_step_is_over_all_its_mini_batches() -> None:
     trained = learner(policy, recipe("ppo-loo", rate=1e-30, epochs=2, mini_batches=3))
     metrics = trained.step(table_rollouts([0.0] * 15, [1.0] * 15), PPO, 1)
     assert metrics["clip_fraction"] == pytest.approx(0.2, abs=1e-15)
+
+
+def test_a_second_clip_counts_too_where_a_bad_token_stops_pulling() -> None:
+    """Ratios 4, 2 and 4 with credit −, − and +: of the bad ones the dual clip at 3 stops the first, PPO's the last."""
+    policy = Table([[math.log(4.0)], [math.log(2.0)], [math.log(4.0)]])
+    rollouts = table_rollouts([0.0] * 3, [-1.0, -1.0, 1.0])
+    dual = replace(PPO, policy_loss=partial(clipped_loss, clip_low=0.2, clip_high=0.2, dual_clip=3.0))
+    for method, clipped in ((PPO, 1 / 3), (dual, 2 / 3)):
+        found = learner(policy, recipe("ppo-loo", rate=1e-30)).step(rollouts, method, 1)
+        assert found["clip_fraction"] == pytest.approx(clipped, abs=1e-15)
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])

@@ -35,7 +35,9 @@ REUSE = ["method=ppo-loo", "training.epochs=2", "training.mini_batches=3", "opti
 
 @pytest.mark.usefixtures("small_data", "many_rewards")
 @pytest.mark.parametrize("words", [[], REUSE], ids=["rloo", "ppo-loo"])
-def test_resuming_twice_across_epoch_edges_equals_the_straight_run(words: list[str], tmp_path: Path) -> None:
+def test_case_H6_resuming_twice_across_epoch_edges_equals_the_straight_run(
+    words: list[str], tmp_path: Path
+) -> None:
     """Case H6: stopped in step 4, whose positions 24 to 31 cross the edge at 30, and in step 8."""
     recipe, words = rl_recipe(tmp_path), [*words, "checkpoint.every=2"]
     straight = api.train(recipe, words, name="straight", root=tmp_path).folder
@@ -94,7 +96,9 @@ def stale(session: Session) -> None:
 
 
 @pytest.mark.parametrize("plant", [hotter, shifted, stale])
-def test_a_planted_difference_stops_the_run_before_anything_is_trained(plant: Any, tmp_path: Path) -> None:
+def test_case_E7_a_planted_difference_stops_the_run_before_anything_is_trained(
+    plant: Any, tmp_path: Path
+) -> None:
     """The tolerance is 1e-5; each plant exceeds it more than tenfold, and the message says by how much."""
     with pytest.raises(
         SamplerMismatch, match=r"sampler and trainer disagree.*temperature.*neighbour"
@@ -115,7 +119,7 @@ def test_a_difference_is_found_after_resuming_too(tmp_path: Path) -> None:
     assert newest(tmp_path / "tiny-rl" / "checkpoints") == before
 
 
-def test_a_sampling_temperature_is_part_of_the_policy_and_no_mismatch(tmp_path: Path) -> None:
+def test_case_E1_a_sampling_temperature_is_part_of_the_policy_and_no_mismatch(tmp_path: Path) -> None:
     """Case E1: both at 0.7."""
     words = [*FAST, "training.steps=2", "rollout.temperature=0.7"]
     assert all(
@@ -129,7 +133,7 @@ def test_a_sampling_temperature_is_part_of_the_policy_and_no_mismatch(tmp_path: 
 
 @pytest.mark.usefixtures("many_rewards")
 @pytest.mark.parametrize("words", [[], ["method=grpo"]], ids=["rloo", "grpo"])
-def test_the_divergence_from_the_reference_begins_at_zero_and_the_reference_stays(
+def test_case_A10_the_divergence_from_the_reference_begins_at_zero_and_the_reference_stays(
     words: list[str], tmp_path: Path
 ) -> None:
     """Case A10: starting from a fine-tuned model, |k1| < 1e-6 per token at first, later not; reference untouched."""
@@ -185,7 +189,7 @@ def test_new_weights_reach_a_sampler_that_holds_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many_rewards")
-def test_without_learning_nothing_drifts(tmp_path: Path) -> None:
+def test_case_A10_without_learning_nothing_drifts(tmp_path: Path) -> None:
     """Cases A10 and E3 with a rate of 1e-30: the divergence stays 0, no ratio leaves 1, in all epochs and steps."""
     words = [
         *FAST,
@@ -201,7 +205,7 @@ def test_without_learning_nothing_drifts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many_rewards")
-def test_with_reuse_the_clip_acts_and_updates_are_counted(tmp_path: Path) -> None:
+def test_case_E6_with_reuse_the_clip_acts_and_updates_are_counted(tmp_path: Path) -> None:
     """Cases E6 and H8: 2 epochs × 3 mini-batches a step; the rate falls over 6 · 4 = 24 updates."""
     words = [*FAST, *REUSE, "training.steps=4", "optimizer.learning_rate=2e-2"]
     lines = api.train(rl_recipe(tmp_path), words, root=tmp_path).metrics
@@ -220,8 +224,12 @@ def test_a_run_without_a_penalty_has_no_reference(tmp_path: Path) -> None:
     assert not [key for key in line if key.startswith("kl_")]
 
 
+OTHERS = [["method=remax"], ["method=dapo"], ["method=trpo"], ["method=ppo-penalty"]]
+
+
 @pytest.mark.usefixtures("many_rewards")
-def test_metrics_are_plain_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [REUSE, *OTHERS], ids=lambda words: words[0])
+def test_case_H15_metrics_are_plain_numbers(words: list[str], tmp_path: Path) -> None:
     """Case H15: a tensor kept alive keeps its graph; JSON would refuse it, an observer would not."""
     seen: list[dict[str, Any]] = []
 
@@ -232,12 +240,15 @@ def test_metrics_are_plain_numbers(tmp_path: Path) -> None:
         def evaluated(self, step: int, split: str, metrics: dict[str, Any]) -> None:
             seen.append(metrics)
 
-    run = api.train(rl_recipe(tmp_path), [*REUSE, "training.steps=3"], root=tmp_path, observer=Watch())
-    assert len(seen) == 2 * 3 + 3
+    words = [*words, "training.steps=2", "evaluation.every=1", "checkpoint.every=0"]
+    run = api.train(rl_recipe(tmp_path), words, root=tmp_path, observer=Watch())
+    assert len(seen) == 2 * 2 + 4
     for record in itertools.chain(seen, run.metrics):
         for key, value in record.items():
             assert type(value) in ((str,) if key in ("kind", "split") else (int, float)), key
     counts = {"step", "completions", "tokens", "reward_errors", "groups_without_signal", "updates", "n"}
+    counts |= {"greedy_errors", "greedy_tokens", "groups_drawn", "groups_dropped", "backtracks", "accepted"}
+    counts |= {"kl_capped_tokens"}
     for record in run.metrics:
         assert {key for key, value in record.items() if isinstance(value, int)} == counts & set(record)
 
@@ -296,7 +307,7 @@ def test_no_held_out_prompt_is_ever_trained_on(tmp_path: Path) -> None:
     assert not prompts["train"] & held_out
 
 
-def test_outcomes_that_are_no_rewards_are_counted_and_train_nothing(
+def test_case_H10_outcomes_that_are_no_rewards_are_counted_and_train_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cases H10 and B12: with no reward at all, weights move by the penalty alone; here there is none."""

@@ -111,7 +111,7 @@ def test_a_part_of_the_rows_is_normalised_over_that_part_alone() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, FOREVER])
-def test_token_means_are_over_the_step_and_not_over_micro_batches(budget: int) -> None:
+def test_case_D1_token_means_are_over_the_step_and_not_over_micro_batches(budget: int) -> None:
     """Case D1: losses 1, 1 and six times 4 have mean 26/8 = 3.25, not (1 + 4)/2."""
     policy = Table([[-1.0, -1.0], [-4.0] * 6])
     rows = [Row((9,), (0, 0)), Row((8,), (1,) * 6)]
@@ -127,7 +127,9 @@ def test_token_means_are_over_the_step_and_not_over_micro_batches(budget: int) -
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_sum", "sequence_mean"])
 @pytest.mark.parametrize("budget", [1, FOREVER])
-def test_a_micro_batch_without_a_counted_token_enters_no_denominator(budget: int, aggregation: str) -> None:
+def test_case_D5_a_micro_batch_without_a_counted_token_enters_no_denominator(
+    budget: int, aggregation: str
+) -> None:
     """Case D5: losses 2, 4 and a masked one: 3, not 2."""
     policy = Table([[-2.0], [-4.0], [-100.0]])
     mask = flags([[1], [1], [0]])
@@ -163,7 +165,7 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_row_that_was_not_judged_trains_nothing(name: str) -> None:
+def test_case_B12_a_row_that_was_not_judged_trains_nothing(name: str) -> None:
     """Cases H10 and B12: other tokens in the failed row change no gradient; and it has none of its own."""
     method = made(name, kl_coefficient=0.3)
     _, expected, _ = accumulated(decoder(), batch(), method, 14)
@@ -176,7 +178,7 @@ def test_a_row_that_was_not_judged_trains_nothing(name: str) -> None:
     assert float(method.prepare(batch()).credit[4].abs().max()) == 0.0
 
 
-def test_h10_digits_a_missing_reward_is_no_zero() -> None:
+def test_case_H10_a_missing_reward_is_no_zero() -> None:
     """Rewards 1, missing, 1 in one group: both credits 0 and no gradient; a zero would have given +1/3 and −2/3."""
     policy = Table([[-1.0], [-1.0], [-1.0]])
     rows = [completion([i], prompt=(9,), sample=i) for i in range(3)]
@@ -187,7 +189,7 @@ def test_h10_digits_a_missing_reward_is_no_zero() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_batch_without_a_judged_row_changes_nothing_and_has_no_nan(name: str) -> None:
+def test_case_C10_a_batch_without_a_judged_row_changes_nothing_and_has_no_nan(name: str) -> None:
     """Case C10's last line: 0 trained tokens give loss 0, gradient 0, and no NaN."""
     empty = build_rollouts(batch().completions, outcomes([None] * 10))
     annotated = ("old_logprobs", "reference_logprobs", "values", "greedy_rewards")

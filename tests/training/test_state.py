@@ -14,11 +14,12 @@ from rung.aggregation import token_mean
 from rung.batch import Outcome, Rollouts, build_rollouts
 from rung.credit import group_centered
 from rung.kl import DoublingKL, k3
-from rung.methods import KLPenalty, Method, ppo_penalty
+from rung.methods import KLPenalty, Method, ppo_penalty, rloo
 from rung.policy_losses import policy_gradient_loss
 from rung.tasks.addition import Addition
 from rung.training import checkpoint
 from rung.training.checkpoint import newest
+from rung.training.loop import steering_divergence
 from rung.training.session import Session
 from tests.batches import completion, f64, outcomes
 from tests.learning import Table, learner, recipe
@@ -87,6 +88,15 @@ def test_a_run_of_before_methods_had_a_state_is_resumed_where_its_data_stood(
 # --- what steers what -------------------------------------------------------------------------------------------------
 
 
+def test_a_divergence_from_the_reference_steers_by_k3_and_one_of_the_step_by_its_own() -> None:
+    """Never by k1, which chance may make negative."""
+    measured = {"kl_policy_reference_k1": -1.0, "kl_policy_reference_k3": 2.0, "kl_old_policy": 3.0}
+    assert steering_divergence(rloo(), measured) == 2.0
+    assert steering_divergence(ppo_penalty(), measured) == 3.0
+    assert steering_divergence(ppo_penalty(), {}) is None
+    assert steering_divergence(replace(rloo(), kl=None), measured) is None
+
+
 @pytest.mark.usefixtures("many_rewards")
 def test_an_adaptive_coefficient_follows_the_logged_k3(tmp_path: Path) -> None:
     """β ← β (1 + clip(KL/target − 1, ±0.2) · 48/100), from each line's own numbers to the next."""
@@ -143,17 +153,16 @@ def one_token_each(old: Sequence[float], rewards: Sequence[float | None]) -> Rol
 
 
 def test_the_divergence_is_of_old_from_policy_after_the_updates_and_over_judged_tokens() -> None:
-    """Credits 2, −2 and a failed judge; sum over B = 2 sequences: each log π moves by its A/2 times the rate 0.1.
+    """Rewards 2, −1, −1 and a failed judge: credits 3, −1.5, −1.5, over 3 sequences; a rate of 0.2 moves log π by d.
 
-    k3(old, policy) = e^d − 1 − d at d = 0.1 and −0.1 (ρ = 1 and no slope of k3 at the start): mean 0.005004168.
+    k3(old, policy) = e^d − 1 − d at d = 0.2, −0.1 and −0.1: 0.0214027582 and 0.0048374180. The other way round it
+    would be 0.0187307531 and 0.0051709181.
     """
-    policy = Table([[-1.0], [-2.0], [-3.0]])
-    trained = learner(policy, recipe("ppo-penalty", rate=0.1))
-    found = trained.step(one_token_each([-1.0, -2.0, -3.0], [1.0, -1.0, None]), ppo_penalty(), 1)
-    assert [float(row.detach()) for row in policy.table] == pytest.approx([-0.9, -2.1, -3.0], abs=1e-12)
-    by_hand = (math.exp(0.1) - 1 - 0.1 + math.exp(-0.1) - 1 + 0.1) / 2
-    assert by_hand == pytest.approx(0.005004168, abs=5e-10)
-    assert found["kl_old_policy"] == pytest.approx(by_hand, abs=1e-12)
+    policy = Table([[-1.0], [-2.0], [-3.0], [-4.0]])
+    trained = learner(policy, recipe("ppo-penalty", rate=0.2))
+    found = trained.step(one_token_each([-1.0, -2.0, -3.0, -4.0], [2.0, -1.0, -1.0, None]), ppo_penalty(), 1)
+    assert [float(row.detach()) for row in policy.table] == pytest.approx([-0.8, -2.1, -3.1, -4.0], abs=1e-12)
+    assert found["kl_old_policy"] == pytest.approx((0.0214027582 + 2 * 0.0048374180) / 3, abs=1e-10)
 
 
 def test_nobody_measures_it_where_nothing_is_steered_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +215,10 @@ def test_case_A5_capped_tokens_are_counted_and_the_others_keep_their_gradient() 
 
 def test_capped_tokens_are_counted_against_the_old_policy_too_and_over_all_updates() -> None:
     """KL(old‖policy) by k3 caps where log π − log π_old > 40, not where it is below −40. Two epochs count twice."""
-    policy = Table([[-1.0], [-100.0], [-1.0]])
-    rollouts = one_token_each([-100.0, -1.0, -1.0], [1.0, 1.0, 1.0])
+    policy = Table([[-1.0], [-1.0], [-100.0]])
+    rollouts = one_token_each([-100.0, -90.0, -1.0], [1.0, 1.0, 1.0])
     trained = learner(policy, recipe("ppo-penalty", rate=1e-30, epochs=2))
-    assert trained.step(rollouts, ppo_penalty(), 1)["kl_capped_tokens"] == 2
+    assert trained.step(rollouts, ppo_penalty(), 1)["kl_capped_tokens"] == 4
 
 
 def test_a_session_holds_the_method_as_it_stands(tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ class Region:
             [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.parameters]
         )
 
-    @torch.no_grad()
     def move(self, step: Vector | None) -> None:
         """The old weights plus a step; None puts them back, bit by bit."""
         pieces = [None] * len(self.sizes) if step is None else step.split(self.sizes)
-        for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
-            parameter.copy_(start if piece is None else start + piece.view_as(start))
+        with torch.no_grad():
+            for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
+                parameter.copy_(start if piece is None else start + piece.view_as(start))
 
     def _pieces(self) -> Iterator[tuple[list[Row], torch.Tensor]]:
         for piece in micro_batches(self.rows, self.budget, shared=self.policy.path == "grouped"):
@@ -65,17 +65,17 @@ class Region:
         estimate = k3(select(old, mask), select(new, mask))
         return masked_sum(self.per_token[where].to(estimate.dtype) * estimate, mask)
 
-    @torch.no_grad()
     def evaluate(self, step: Vector) -> tuple[float, float]:
         """Loss and divergence after a step; the weights stay there."""
         self.move(step if bool(step.any()) else None)
         loss = divergence = 0.0
-        for rows, where in self._pieces():
-            output, micro = self.policy(rows), self.batch.rows(where)
-            logprobs, entropy = (place(x, micro.mask.shape[1]) for x in (output.logprobs, output.entropy))
-            loss += float(self.method.loss(logprobs, micro, self.weights[where], entropy=entropy))
-            assert micro.old_logprobs is not None
-            divergence += float(self._divergence(micro.old_logprobs, logprobs, where))
+        with torch.no_grad():
+            for rows, where in self._pieces():
+                output, micro = self.policy(rows), self.batch.rows(where)
+                logprobs, entropy = (place(x, micro.mask.shape[1]) for x in (output.logprobs, output.entropy))
+                loss += float(self.method.loss(logprobs, micro, self.weights[where], entropy=entropy))
+                assert micro.old_logprobs is not None
+                divergence += float(self._divergence(micro.old_logprobs, logprobs, where))
         return loss, divergence
 
     def product(self, vector: Vector) -> Vector:
