@@ -9,8 +9,8 @@ import torch
 from benchmarks.peers_trl.expected import Row, moments
 from benchmarks.peers_trl.parts import BEHAVIOUR, MDP, POLICY, REFERENCE, Array, Sample, samples
 from rung import exact
-from rung.verify.peer_trainer import PROMPT, set_table, table_model, trl_trainer
 from rung.verify.peers import trl_loss
+from rung.verify.peers.trainer import PROMPT, set_table, table_model, trl_trainer
 from rung.verify.unbiased import bias_and_variance
 
 V = MDP.vocabulary_size

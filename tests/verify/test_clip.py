@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from rung.verify import clip_steps
-from rung.verify.clip import EDGES, REGIONS, _compared, survey
-from rung.verify.clip_cells import CLIPS, Clip
-from rung.verify.clip_claims import LEAST_RATIO, OBJECTIVES, OLD_POLICY, Piece, clipped
-from rung.verify.clip_steps import climb, climb_by_hand
-from rung.verify.clip_toy import corrections, family
+from rung.verify.clip import steps as clip_steps
+from rung.verify.clip.cells import CLIPS, Clip
+from rung.verify.clip.claims import LEAST_RATIO, OBJECTIVES, OLD_POLICY, Piece, clipped
+from rung.verify.clip.steps import climb, climb_by_hand
+from rung.verify.clip.tables import EDGES, REGIONS, _compared, survey
+from rung.verify.clip.toy import corrections, family
 from rung.verify.findings import Findings
 from rung.verify.problems import one_prompt
 from tests.toys import (

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from rung import exact
-from rung.verify import credit_cells, credit_claims, credit_oracle
-from rung.verify.credit import BENCHES, examine, reader_of, survey
-from rung.verify.credit_cells import BATCH, SINGLE, Bench, Rows, discounted
-from rung.verify.credit_facts import RARE, rare_token
+from rung.verify.credit import cells, oracle
+from rung.verify.credit import claims as claimed
+from rung.verify.credit.cells import BATCH, SINGLE, Bench, Rows, discounted
+from rung.verify.credit.facts import RARE, rare_token
+from rung.verify.credit.gae_curves import LAMBDAS, SIZES, Curve, curves
+from rung.verify.credit.tables import BENCHES, examine, reader_of, survey
 from rung.verify.findings import Findings
-from rung.verify.gae_curves import LAMBDAS, SIZES, Curve, curves
 from rung.verify.problems import one_prompt
 from rung.verify.three_tokens import three_tokens
 from tests.toys import (
@@ -62,9 +63,9 @@ def test_tables_and_charts_are_regular(findings):
 
 
 def test_every_claimed_credit_is_measured_and_defined():
-    assert set(credit_claims.SINGLE) == set(SINGLE) == set(credit_oracle.SINGLE)
-    assert set(credit_claims.BATCH) == set(BATCH) == set(credit_oracle.BATCH)
-    assert set(credit_claims.DISCOUNTED) == set(discounted(0.9))
+    assert set(claimed.SINGLE) == set(SINGLE) == set(oracle.SINGLE)
+    assert set(claimed.BATCH) == set(BATCH) == set(oracle.BATCH)
+    assert set(claimed.DISCOUNTED) == set(discounted(0.9))
 
 
 def test_the_longer_problem_rewards_steps_too():
@@ -78,9 +79,7 @@ def test_the_longer_problem_rewards_steps_too():
 def test_a_wrong_claim_becomes_a_sentence():
     x = reader_of(C)
     claims = {"TD residual, wrong V": "unbiased", "A": "turned", "Q": "times 1 − 1/B"}
-    _, failures = examine(
-        C, SINGLE, lambda name: credit_oracle.of_sequence(x, credit_oracle.SINGLE[name]), claims, 1
-    )
+    _, failures = examine(C, SINGLE, lambda name: oracle.of_sequence(x, oracle.SINGLE[name]), claims, 1)
     assert len(failures) == 3
     assert failures[0].startswith('TD residual, wrong V, B = 1: it is said to be "unbiased"')
     assert failures[1] == "A, B = 1: it is said to turn the gradient, and is a multiple of it"
@@ -89,7 +88,7 @@ def test_a_wrong_claim_becomes_a_sentence():
 
 def test_a_wrong_definition_becomes_a_sentence():
     x = reader_of(C)
-    other = credit_oracle.of_sequence(x, credit_oracle.SINGLE["Q"])
+    other = oracle.of_sequence(x, oracle.SINGLE["Q"])
     _, failures = examine(C, SINGLE, lambda name: other, {"A": "unbiased"}, 1)
     assert len(failures) == 1
     assert failures[0].startswith(
@@ -222,4 +221,4 @@ def test_the_best_lambda_is_the_largest_of_equals():
 
 def test_benches_are_the_two_problems():
     assert [len(bench.problem.sequences) for bench, _ in BENCHES.values()] == [7, 15]
-    assert credit_cells.CONSTANT == 0.5
+    assert cells.CONSTANT == 0.5

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from rung.verify import kl_claims as claims
 from rung.verify.findings import Findings
-from rung.verify.kl import cells, examine, oracle_of, recognize, survey
-from rung.verify.kl_cells import Cell, World
-from rung.verify.kl_facts import both_placements
+from rung.verify.kl import claims
+from rung.verify.kl.cells import Cell, World
+from rung.verify.kl.facts import both_placements
+from rung.verify.kl.tables import cells, examine, oracle_of, recognize, survey
 from rung.verify.problems import Problem, one_prompt
 from rung.verify.three_tokens import three_tokens
 from tests.toys import (

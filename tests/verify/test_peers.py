@@ -14,8 +14,8 @@ from benchmarks import peers
 from benchmarks.peers_trl.expected import BETA, J, Row, derive
 from benchmarks.peers_trl.table import sections
 from rung.errors import InvalidInput, UsageError
-from rung.verify.peer_trainer import table_model
 from rung.verify.peers import trl_loss
+from rung.verify.peers.trainer import table_model
 from tests import toys
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def row(name: str, situation: str = "on-policy") -> Row:
 
 @pytest.mark.parametrize("ask", [lambda: trl_loss("GRPOTrainer"), lambda: table_model(3, 2)])
 def test_without_trl_the_message_names_the_command(monkeypatch, ask):
-    monkeypatch.setattr("rung.verify.peer_trainer.find_spec", lambda name: None if name == "trl" else name)
+    monkeypatch.setattr("rung.verify.peers.trainer.find_spec", lambda name: None if name == "trl" else name)
     with pytest.raises(
         UsageError, match=r"needs trl: .*pip install trl==1\.16\.0.*python benchmarks/peers\.py"
     ):
@@ -53,7 +53,7 @@ def test_without_trl_the_message_names_the_command(monkeypatch, ask):
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_reason(monkeypatch, trainer, config, reason):
-    monkeypatch.setattr("rung.verify.peer_trainer.find_spec", lambda name: name)
+    monkeypatch.setattr("rung.verify.peers.trainer.find_spec", lambda name: name)
     with pytest.raises(UsageError, match=re.escape(reason)):
         trl_loss(trainer, **config)
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(monkeypatch, trainer
     ],
 )
 def test_batches_that_trl_has_no_form_for_are_refused(monkeypatch, mask, groups, reason):
-    monkeypatch.setattr("rung.verify.peer_trainer.find_spec", lambda name: name)
+    monkeypatch.setattr("rung.verify.peers.trainer.find_spec", lambda name: name)
     mask = torch.tensor(mask, dtype=torch.bool)
     per_token = {
         name: torch.zeros(mask.shape, dtype=torch.float64)

@@ -19,7 +19,7 @@ from rung.methods import KLPenalty
 from rung.policy_losses import policy_gradient_loss
 from rung.verify.findings import Cell as Entry
 from rung.verify.findings import Table
-from rung.verify.kl_cells import Cell, World
+from rung.verify.kl.cells import Cell, World
 from rung.verify.problems import Problem
 
 BETA = 0.1

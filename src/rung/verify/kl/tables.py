@@ -25,11 +25,11 @@ from functools import cache
 import numpy as np
 
 from rung.exact.token_mdp import FloatArray
-from rung.verify import kl_claims as claims
 from rung.verify.findings import Chart, Findings, Line, Table
-from rung.verify.kl_cells import Cell, Measured, World
-from rung.verify.kl_facts import facts
-from rung.verify.kl_oracle import Oracle
+from rung.verify.kl import claims as claims
+from rung.verify.kl.cells import Cell, Measured, World
+from rung.verify.kl.facts import facts
+from rung.verify.kl.oracle import Oracle
 from rung.verify.problems import Problem
 from rung.verify.three_tokens import three_tokens
 

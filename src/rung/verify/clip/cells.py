@@ -13,7 +13,7 @@ from rung.exact.token_mdp import FloatArray
 from rung.masked import masked_sum
 from rung.notation import PerToken, TokenMask
 from rung.policy_losses import cispo_loss, clipped_loss, importance_weighted_loss, sequence_clipped_loss
-from rung.verify.clip_claims import Piece, capped_weight, clipped, no_clip
+from rung.verify.clip.claims import Piece, capped_weight, clipped, no_clip
 from rung.verify.enumeration import Setting
 from rung.verify.problems import Problem
 

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rung.exact import objective_gradient, policy_gradient
-from rung.verify.credit_cells import Bench, Rows
-from rung.verify.credit_oracle import Reader, of_sequence
+from rung.verify.credit.cells import Bench, Rows
+from rung.verify.credit.oracle import Reader, of_sequence
 from rung.verify.findings import Cell, Chart, Line, Table
 
 Critic: TypeAlias = Literal["exact", "wrong"]

@@ -28,8 +28,8 @@ from rung.exact import (
     token_scores,
 )
 from rung.exact.token_mdp import FloatArray, Prefix
-from rung.verify import kl_claims as name
-from rung.verify.kl_claims import Estimator, Level, Placement, Weight
+from rung.verify.kl import claims as name
+from rung.verify.kl.claims import Estimator, Level, Placement, Weight
 
 # k(l) and dk/dl of l = log π − log π_ref.
 VALUES: dict[str, Callable[[FloatArray], FloatArray]] = {

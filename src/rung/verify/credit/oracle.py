@@ -20,7 +20,7 @@ from rung.exact import (
     token_scores,
 )
 from rung.exact.token_mdp import FloatArray, Prefix, TokenMDP
-from rung.verify.credit_cells import CONSTANT, EARLIER_RETURNS, Critic
+from rung.verify.credit.cells import CONSTANT, EARLIER_RETURNS, Critic
 
 OfSequence: TypeAlias = Callable[["Reader", Trajectory], FloatArray]
 OfGroup: TypeAlias = Callable[["Reader", Group], list[FloatArray]]

@@ -5,7 +5,7 @@ import torch
 
 from rung.credit import minus_constant, reward_to_go, total_return
 from rung.exact import SoftmaxTable, TokenMDP
-from rung.verify.credit_cells import Bench
+from rung.verify.credit.cells import Bench
 from rung.verify.enumeration import Setting
 from rung.verify.findings import Table
 from rung.verify.problems import Problem, one_prompt

@@ -7,8 +7,8 @@ import torch
 
 from rung.exact.token_mdp import FloatArray
 from rung.kl import kl_divergence
-from rung.verify.clip_cells import CLIPS, Clip
-from rung.verify.clip_claims import LEAST_RATIO, OLD_POLICY, REWARDS
+from rung.verify.clip.cells import CLIPS, Clip
+from rung.verify.clip.claims import LEAST_RATIO, OLD_POLICY, REWARDS
 from rung.verify.findings import Chart, Line, Table
 
 STEPS, RATE = 400, 4.0

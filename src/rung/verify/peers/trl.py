@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rung.errors import InvalidInput, UsageError
-from rung.verify.peer_trainer import PROMPT, require_trl, table_model, trl_trainer
+from rung.verify.peers.trainer import PROMPT, require_trl, table_model, trl_trainer
 
 # What `trl_loss` decides itself, or cannot know.
 _REFUSED = {

@@ -20,7 +20,7 @@ from rung.methods import KLPenalty, Method
 from rung.notation import PerToken, TokenMask
 from rung.policy_losses import importance_weighted_loss, policy_gradient_loss
 from rung.verify.enumeration import Setting, Situation
-from rung.verify.kl_claims import Estimator, Level, Placement, Weight
+from rung.verify.kl.claims import Estimator, Level, Placement, Weight
 from rung.verify.problems import ParametricPolicy, Problem
 
 Estimate = Callable[[PerToken, PerToken], PerToken]

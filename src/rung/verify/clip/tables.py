@@ -3,13 +3,13 @@
     ρ = π(a|s)/π_old(a|s)          slope = d(−loss)/d log π
 
 Each loss of rung's is differentiated by autograd, on one token at a time (GSPO on a sequence of two), and compared with
-the piecewise derivative by hand (rung.verify.clip_claims); then on every sequence of toy C, and over repeated steps.
+the piecewise derivative by hand (rung.verify.clip.claims); then on every sequence of toy C, and over repeated steps.
 """
 
-from rung.verify.clip_cells import CLIPS, EDGES, Clip
-from rung.verify.clip_claims import Piece
-from rung.verify.clip_steps import COMPARED, steps
-from rung.verify.clip_toy import corrections, objectives
+from rung.verify.clip.cells import CLIPS, EDGES, Clip
+from rung.verify.clip.claims import Piece
+from rung.verify.clip.steps import COMPARED, steps
+from rung.verify.clip.toy import corrections, objectives
 from rung.verify.findings import Cell, Chart, Findings, Line, Table
 
 TOLERANCE = 1e-12

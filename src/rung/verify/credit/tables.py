@@ -4,7 +4,7 @@
 
 Each Ψ is computed by rung's own function on every batch of B sequences that the policy may give, and goes through
 `policy_gradient_loss` and `sequence_sum`; Q, A and the best baselines are the oracle's numbers. Mean and covariance are
-compared with the definition of Ψ in numpy, and with what is claimed of it (rung.verify.credit_claims). Nothing is
+compared with the definition of Ψ in numpy, and with what is claimed of it (rung.verify.credit.claims). Nothing is
 sampled.
 """
 
@@ -16,10 +16,11 @@ import numpy as np
 from rung.exact import Moments as ExactMoments
 from rung.exact import Trajectory, gradient_without_time_discount, objective_gradient, policy_gradient
 from rung.exact.token_mdp import FloatArray
-from rung.verify import credit_cells, credit_claims, credit_oracle, gae_curves
-from rung.verify.credit_cells import Bench, Credit
-from rung.verify.credit_facts import facts
-from rung.verify.credit_oracle import Reader
+from rung.verify.credit import cells, gae_curves, oracle
+from rung.verify.credit import claims as claimed
+from rung.verify.credit.cells import Bench, Credit
+from rung.verify.credit.facts import facts
+from rung.verify.credit.oracle import Reader
 from rung.verify.enumeration import Setting
 from rung.verify.findings import Findings, Table
 from rung.verify.problems import one_prompt
@@ -100,11 +101,11 @@ def _claimed(row: Row, x: Reader, size: int) -> FloatArray:
     if row.claim == "times 1 − 1/B":
         return (1 - 1 / size) * row.bias.target
     if row.claim == "times a factor a step":
-        return credit_oracle.step_mean_expectation(x, size)
+        return oracle.step_mean_expectation(x, size)
     if row.claim == "no time discount":
         return gradient_without_time_discount(x.mdp, x.policy, gamma=x.gamma)
     if row.claim == "biased by V's errors":
-        critic, lam = credit_oracle.BIASED[row.name]
+        critic, lam = oracle.BIASED[row.name]
 
         def errors(tau: Trajectory) -> FloatArray:
             return x.gamma ** np.arange(tau.length) * x.errors_ahead(tau, critic, lam)
@@ -147,9 +148,9 @@ def _undiscounted() -> tuple[list[Table], list[str]]:
         x = reader_of(bench)
         rows, wrong = examine(
             bench,
-            credit_cells.SINGLE,
-            lambda name, x=x: credit_oracle.of_sequence(x, credit_oracle.SINGLE[name]),  # type: ignore[misc]
-            dict(credit_claims.SINGLE),
+            cells.SINGLE,
+            lambda name, x=x: oracle.of_sequence(x, oracle.SINGLE[name]),  # type: ignore[misc]
+            dict(claimed.SINGLE),
             1,
         )
         failures += [f"{problem}, {sentence}" for sentence in wrong]
@@ -158,14 +159,14 @@ def _undiscounted() -> tuple[list[Table], list[str]]:
         for size in sizes:
             more, wrong = examine(
                 bench,
-                credit_cells.BATCH,
-                lambda name, x=x, size=size: credit_oracle.of_group(x, credit_oracle.BATCH[name], size),  # type: ignore[misc]
-                dict(credit_claims.BATCH),
+                cells.BATCH,
+                lambda name, x=x, size=size: oracle.of_group(x, oracle.BATCH[name], size),  # type: ignore[misc]
+                dict(claimed.BATCH),
                 size,
             )
             failures += [f"{problem}, {sentence}" for sentence in wrong]
             by_name += [(size, row) for row in more]
-        order = list(credit_claims.BATCH)
+        order = list(claimed.BATCH)
         by_name.sort(key=lambda pair: order.index(pair[1].name))
         batches.append(
             _batches(f"A batch of B, {problem} at most", by_name, BATCH_NOTE if not batches else "")
@@ -181,8 +182,8 @@ def _discounted() -> tuple[Table, list[str]]:
     def timed(tau: Trajectory) -> FloatArray:
         return np.array([GAMMA**t for t in range(tau.length)])
 
-    exact: dict[str, credit_oracle.OfSequence] = {
-        "R(τ), total return": credit_oracle.SINGLE["R(τ), total return"],
+    exact: dict[str, oracle.OfSequence] = {
+        "R(τ), total return": oracle.SINGLE["R(τ), total return"],
         "G_t": lambda x, tau: x.to_go(tau),
         "γ^t G_t": lambda x, tau: timed(tau) * x.to_go(tau),
         "GAE(0.5), exact V": lambda x, tau: x.gae(tau, "exact", 0.5),
@@ -192,9 +193,9 @@ def _discounted() -> tuple[Table, list[str]]:
     }
     rows, failures = examine(
         bench,
-        credit_cells.discounted(GAMMA),
-        lambda name: credit_oracle.of_sequence(x, exact[name]),
-        dict(credit_claims.DISCOUNTED),
+        cells.discounted(GAMMA),
+        lambda name: oracle.of_sequence(x, exact[name]),
+        dict(claimed.DISCOUNTED),
         1,
     )
     table = _singles(

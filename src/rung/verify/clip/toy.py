@@ -13,10 +13,10 @@ from rung.policy_losses import (
     policy_gradient_loss,
     sequence_clipped_loss,
 )
-from rung.verify.clip_cells import CLIPS, SequenceLoss, Surrogate, of_tokens, surrogate
-from rung.verify.clip_claims import OBJECTIVES
+from rung.verify.clip.cells import CLIPS, SequenceLoss, Surrogate, of_tokens, surrogate
+from rung.verify.clip.claims import OBJECTIVES
 from rung.verify.findings import Chart, Line, Table
-from rung.verify.kl_cells import whole_ratio_loss
+from rung.verify.kl.cells import whole_ratio_loss
 from rung.verify.problems import Problem, moved, one_prompt
 
 CLIPPED = "token ratios, clip 0.2, Ψ = A of μ"
