@@ -143,6 +143,22 @@ def test_case_H11_nothing_is_broadcast():
         clipped_value_loss(row, column, row, row, clip=0.2)
 
 
+@pytest.mark.parametrize("odd", ["values", "returns", "weights"])
+def test_one_argument_of_another_shape_is_named(odd):
+    arguments = dict.fromkeys(["values", "returns", "weights"], f64([[0.5, 1.5]]))
+    arguments[odd] = arguments[odd].T
+    with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(2, 1\)"):
+        value_loss(**arguments)
+
+
+@pytest.mark.parametrize("odd", ["values", "old_values", "returns", "weights"])
+def test_one_argument_of_another_shape_is_named_also_with_a_clip(odd):
+    arguments = dict.fromkeys(["values", "old_values", "returns", "weights"], f64([[0.5, 1.5]]))
+    arguments[odd] = arguments[odd].T
+    with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(2, 1\)"):
+        clipped_value_loss(**arguments, clip=0.2)
+
+
 @pytest.mark.parametrize("clip", [0.0, -0.2, NAN])
 def test_the_clip_is_positive(clip):
     with pytest.raises(InvalidInput, match="positive"):

@@ -122,6 +122,15 @@ def test_case_H11_nothing_is_broadcast(loss):
             loss(column, row, column)
 
 
+@pytest.mark.parametrize("odd", ["policy_logprobs", "old_logprobs", "credit"])
+@pytest.mark.parametrize("loss", [*WITH_RATIO, partial(cispo_loss, cap=2.0)], ids=["plain", "clip", "cispo"])
+def test_case_H11_one_argument_of_another_shape_is_named(loss, odd):
+    arguments = dict.fromkeys(["policy_logprobs", "old_logprobs", "credit"], f64([[-0.5, -1.5]]))
+    arguments[odd] = arguments[odd].T
+    with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(2, 1\)"):
+        loss(**arguments)
+
+
 @pytest.mark.parametrize("loss", WITH_RATIO)
 def test_case_N1_the_ratio_is_new_over_old(loss):
     """The policy has made the token 1.1 times likelier: ρ = 1.1, not 1/1.1."""
@@ -192,10 +201,12 @@ def test_the_clip_of_sequences_refuses_what_it_cannot_use():
     row = f64([[0.0, 0.0]])
     with pytest.raises(InvalidInput, match="boolean"):
         sequence_clip(row, row, row, f64([[1.0, 0.0]]))
-    with pytest.raises(InvalidInput, match="same shape"):
-        sequence_clip(row, row, f64([[0.0], [0.0]]), flags([[1, 1]]))
     with pytest.raises(InvalidInput, match="clipping needs"):
         sequence_clipped_loss(row, row, row, flags([[1, 1]]), clip_low=NAN, clip_high=0.2)
+    arguments = {"policy_logprobs": row, "old_logprobs": row, "credit": row, "mask": flags([[1, 1]])}
+    for odd, value in arguments.items():
+        with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(2, 1\)"):
+            sequence_clip(**{**arguments, odd: value.T})
 
 
 # --- the capped weight ---------------------------------------------------------------------------------------------

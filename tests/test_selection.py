@@ -82,8 +82,20 @@ def test_case_E9_ids_are_integers_and_validity_is_boolean():
     ):
         with pytest.raises(InvalidInput, match="group ids integers and valid boolean"):
             mixed_groups(*arguments)
-    with pytest.raises(InvalidInput, match="same shape"):
-        mixed_groups(returns, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("odd", ["returns", "groups", "valid"])
+def test_one_argument_of_another_length_is_named(odd):
+    arguments = {"returns": f64([1.0, 0.0]), "groups": torch.tensor([0, 0]), "valid": flags([1, 1])}
+    arguments[odd] = arguments[odd][:1]
+    with pytest.raises(InvalidInput, match=rf"same shape.*{odd} \(1,\)"):
+        mixed_groups(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_returns_of_any_type_are_compared_in_float64(dtype):
+    returns = torch.tensor([3.0, 4.0, 5.0, 5.0]).to(dtype)
+    assert mixed_groups(returns, torch.tensor([0, 0, 1, 1])).tolist() == [True, True, False, False]
 
 
 def conditional(mdp, policy, group_size, credit):
