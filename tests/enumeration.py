@@ -10,6 +10,7 @@ Rows arrive in turns (first sample of each prompt, then the second of each) unde
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,13 +106,21 @@ class Problem:
         """[sequences, T] log-probabilities at the policy's own parameters."""
         return self.logprobs(policy, torch.tensor(policy.parameters))
 
-    def batches(self, group_size: int) -> list[tuple[int, ...]]:
-        """Every outcome of sampling G sequences for each prompt, as numbers of sequences, prompts in turns."""
+    def batches(self, group_size: int) -> list[tuple[tuple[int, ...], int]]:
+        """Every G sequences of each prompt, prompts in turns, and how many orders these stand for.
+
+        (That no order changes anything is shown in tests/invariance.)
+        """
         by_prompt = [
-            [i for i, (k, _, _) in enumerate(self.sequences) if k == prompt]
+            itertools.combinations_with_replacement(
+                [i for i, (k, _, _) in enumerate(self.sequences) if k == prompt], group_size
+            )
             for prompt in range(len(self.prompts))
         ]
-        return list(itertools.product(*(by_prompt * group_size)))
+        return [
+            (tuple(i for turn in zip(*drawn, strict=True) for i in turn), math.prod(map(_orders, drawn)))
+            for drawn in itertools.product(*by_prompt)
+        ]
 
     def completion(self, sequence: int, sample: int) -> Completion:
         prompt, tokens, _ = self.sequences[sequence]
@@ -134,6 +143,10 @@ class Problem:
             values=tables.values[index, :length],
             greedy_rewards=tables.greedy[index],
         )
+
+
+def _orders(drawn: Sequence[int]) -> int:
+    return math.factorial(len(drawn)) // math.prod(map(math.factorial, Counter(drawn).values()))
 
 
 @dataclass(frozen=True)
@@ -251,8 +264,8 @@ def expected(
     chances = annotated.behaviour.sum(1).exp().tolist()
     total = torch.zeros((), dtype=torch.float64)
     mass = 0.0
-    for batch in problem.batches(group_size):
-        probability = float(np.prod([chances[i] for i in batch]))
+    for batch, orders in problem.batches(group_size):
+        probability = orders * math.prod(chances[i] for i in batch)
         prepared = method.prepare(problem.rollouts(batch, annotated))
         weights = method.weights(prepared.mask)
         index, length = torch.tensor(batch), prepared.mask.shape[1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rung.aggregation import Totals, token_mean
-from rung.credit import group_centered, leave_one_out, reward_to_go, total_return
+from rung.credit import group_centered, leave_one_out, minus_batch_mean, reward_to_go, total_return
 from rung.errors import InvalidInput
 from rung.kl import k1, k2, k3
 from rung.methods import KLPenalty, TrainingBatch, grpo, ppo_loo
@@ -145,6 +145,73 @@ def test_case_E6_old_logprobs_are_frozen_over_several_updates():
     loss = method.loss(policy, batch, method.weights(batch.mask))
     close(loss, (-1.2 + 1.0) / 2)
     close(gradient(loss, policy), [[0.0], [0.5]])
+
+
+def test_a_correction_is_detached_and_masked():
+    """Weights between two models are constants: a live one would add the gradient of the weight itself."""
+    scale, policy = leaf(2.0), leaf([[-1.0, -1.0, -1.0], [-1.0, 0.0, 0.0]])
+    method = replace(PLAIN, correction=lambda mask: scale * torch.ones(mask.shape).double())
+    batch = method.prepare(two_rows())
+    close(batch.correction, [[2.0, 2.0, 2.0], [2.0, 0.0, 0.0]])
+    loss = method.loss(policy, batch, method.weights(batch.mask))
+    close(loss, 2 * 0.5)
+    close(slope_of(loss, scale), 0.0)
+    with pytest.raises(InvalidInput, match="has a correction: prepare the batch with it"):
+        method.loss(policy, PLAIN.prepare(two_rows()), method.weights(batch.mask))
+
+
+def test_a_correction_weighs_no_penalty_and_no_bonus():
+    """Tripled policy loss, ½ k1 and −½ H as they are: (3 · (3 − 2) + ½ (0.2 − 0.4 + 0.1 + 0.3) − ½ · 4)/2."""
+    policy = leaf([[-1.0, -1.0, -1.0], [-1.0, 0.0, 0.0]])
+    method = replace(
+        penalized(k1, "loss"),
+        correction=lambda mask: 3.0 * torch.ones(mask.shape).double(),
+        entropy_coefficient=0.5,
+    )
+    batch = method.prepare(two_rows())
+    entropy = torch.ones(2, 3).double()
+    loss = method.loss(policy, batch, method.weights(batch.mask), entropy=entropy)
+    close(loss, (3.0 * 1.0 + 0.5 * 0.2 - 0.5 * 4.0) / 2)
+
+
+def test_a_correction_gets_what_it_names_of_the_rows_that_train():
+    seen = {}
+
+    def correction(old_logprobs, behaviour_logprobs, mask):
+        seen.update(old=old_logprobs, behaviour=behaviour_logprobs, mask=mask)
+        return torch.ones_like(old_logprobs)
+
+    batch = two_rows()
+    batch = replace(batch, valid=flags([1, 0]), old_logprobs=batch.old_logprobs - 0.5)
+    replace(PLAIN, correction=correction).prepare(batch)
+    close(seen["old"], [[-1.5, -1.5, -1.5], [0.0, 0.0, 0.0]])
+    close(seen["behaviour"], [[-1.0, -1.0, -1.0], [0.0, 0.0, 0.0]])
+    assert seen["mask"].tolist() == [[True] * 3, [False] * 3]
+
+
+def test_a_selection_sees_the_judges_rewards_and_decides_what_trains():
+    """Without the KL, and before credit: a row that is not selected is in nobody's baseline and no denominator."""
+    seen = {}
+
+    def select(returns, groups, valid):
+        seen.update(returns=returns, groups=groups, valid=valid)
+        return returns > 0
+
+    method = penalized(k1, "reward", select=select, credit=minus_batch_mean)
+    batch = two_rows()
+    prepared = method.prepare(batch)
+    close(seen["returns"], [1.0, -2.0])
+    assert seen["groups"].tolist() == [0, 0]
+    assert seen["valid"].tolist() == [True, True]
+    assert prepared.mask.tolist() == [[True] * 3, [False] * 3]
+    close(prepared.credit, [[0.0] * 3] * 2)  # the only one left is its own mean
+    close(method.weights(prepared.mask), [[1.0] * 3, [0.0] * 3])
+
+
+def test_a_selection_cannot_bring_back_a_row_that_failed():
+    method = replace(PLAIN, select=lambda returns: torch.ones_like(returns) == 1)
+    prepared = method.prepare(replace(two_rows(), valid=flags([1, 0])))
+    assert prepared.mask.tolist() == [[True] * 3, [False] * 3]
 
 
 # --- the loss ------------------------------------------------------------------------------------------------------
