@@ -16,7 +16,7 @@ from rung.models import head as head_module
 from rung.models.policy import Policy
 from rung.training.micro import logprobs_of, rows_of
 from rung.training.region import Region
-from rung.training.session import Session
+from rung.training.session import Session, Silent
 from rung.trust_region import TrustRegion
 from tests.batches import close, completion, f64, outcomes
 from tests.decoders import exact_llama, naive_table, plain
@@ -266,7 +266,14 @@ def test_on_a_transformer_every_step_stays_within_its_bound_and_the_surrogate_im
         "evaluation.every=0",
         "max_kl=0.003",
     ]
-    run = api.train(rl_recipe(tmp_path), words, root=tmp_path, started=watch).folder
+    said: list[str] = []
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    run = api.train(rl_recipe(tmp_path), words, root=tmp_path, started=watch, observer=Notes()).folder
+    assert said == ["method trpo reads nothing of [optimizer]: its step goes as far as max_kl allows"]
     assert len(measured) == 2
     for line, (kl, gain) in zip(metrics(run), measured, strict=True):
         assert line["accepted"] == 1

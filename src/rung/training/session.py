@@ -270,6 +270,15 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
         observer.note(
             "this model computes shared prompts once per sample (its attention does not allow sharing)"
         )
+    if (
+        method is not None
+        and method.update is not None
+        and resume_from is None
+        and recipe.optimizer.model_fields_set
+    ):
+        observer.note(
+            f"method {method.name} reads nothing of [optimizer]: its step goes as far as max_kl allows"
+        )
     if resume_from is not None:
         state = checkpoint.restore(resume_from, learner)
         if state["reference"] != mark:
