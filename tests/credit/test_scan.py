@@ -124,6 +124,13 @@ def test_counted_tokens_are_moved_together_and_back():
     assert steps.count.tolist() == [2, 2]
 
 
+def test_without_a_hole_nothing_is_moved():
+    """Rows that end early, or never begin, have no hole: tokens are steps already."""
+    assert Steps.of(flags([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])).step is None
+    for row in ([0, 1, 1], [1, 0, 1]):
+        assert Steps.of(flags([row])).step is not None
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_there_and_back_is_the_mask(rows):
     """Against Python lists; gradients reach exactly the counted entries."""

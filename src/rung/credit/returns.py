@@ -108,7 +108,7 @@ def rewards_from_next(next_rewards: torch.Tensor) -> PerToken:
     """
     if next_rewards.ndim != 2 or next_rewards.shape[1] < 1:
         raise InvalidInput(f"rewards R_0 … R_T must be [B, T + 1], got {tuple(next_rewards.shape)}")
-    if bool(next_rewards[:, 0].nan_to_num(nan=0.0).any()):
+    if bool(next_rewards[:, 0].nan_to_num().any()):
         raise InvalidInput("R_0 does not exist, but the first column has rewards: are these r_t already?")
     return next_rewards[:, 1:]
 
