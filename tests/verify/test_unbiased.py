@@ -115,7 +115,7 @@ def groups_cut_across_prompts(policy_logprobs, rewards, mask, groups):
 
 MISTAKES = {
     wrong_sign: "it descends: exactly the wrong sign",
-    own_sample_in_the_mean: "a matter of the learning rate; it is the length that a return in its group's own mean",
+    own_sample_in_the_mean: ".*a matter of the learning rate; it is the length that a return in its group's own mean",
     divided_by_the_spread: r"another direction, 24\.2° off the gradient",
     mean_over_each_sequence: r"another direction, 8\.3° off the gradient",
     mean_over_all_tokens: r"another direction, 2\.4° off the gradient",
@@ -123,7 +123,7 @@ MISTAKES = {
     end_token_left_out: "another direction",
     advantages_for_a_mask: "it does not climb the objective at all|another direction",
     baseline_with_a_gradient: "it does nothing: on average its gradient is 0",
-    summed_over_the_batch: "a matter of the learning rate; it is the length that a sum over the batch in place of its",
+    summed_over_the_batch: ".*a matter of the learning rate; it is the length that a sum over the batch in",
     shifted_by_a_token: "another direction",
     in_float32: "unbiased but for rounding: something in it is float32",
 }
@@ -137,14 +137,22 @@ def test_the_right_loss_passes():
     assert_unbiased(rloo(kl_coefficient=0.3), kl_coefficient=0.3)
 
 
+def said_of(loss, **settings):
+    """What `assert_unbiased` says of a loss; nothing of one that passes."""
+    try:
+        assert_unbiased(loss, **settings)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
 def test_a_mistake_fails_and_is_described(mistake):
-    with pytest.raises(AssertionError, match=MISTAKES[mistake]) as raised:
-        assert_unbiased(mistake)
-    first = str(raised.value).splitlines()[0]
+    first, _, *meaning = said_of(mistake).splitlines()
     assert re.fullmatch(
         r'not the gradient of J on the problem "(one|two) prompts?", G = 2, on-policy:', first
     )
+    assert re.match(MISTAKES[mistake], *meaning)
 
 
 def test_groups_cut_across_prompts_show_on_two_prompts_alone():
@@ -170,12 +178,9 @@ def test_a_baseline_of_other_prompts_does_not_bias():
 def test_up_to_scale_accepts_a_length_and_no_other_sign():
     assert_unbiased(own_sample_in_the_mean, up_to_scale=True)
     assert_unbiased(dr_grpo(length=7), up_to_scale=True)
-    with pytest.raises(AssertionError, match="not a positive multiple of the gradient"):
-        assert_unbiased(wrong_sign, up_to_scale=True)
-    with pytest.raises(AssertionError, match="not a positive multiple of the gradient"):
-        assert_unbiased(mean_over_all_tokens, up_to_scale=True)
-    with pytest.raises(AssertionError, match="it does nothing"):
-        assert_unbiased(baseline_with_a_gradient, up_to_scale=True)
+    for loss in (wrong_sign, mean_over_all_tokens):
+        assert said_of(loss, up_to_scale=True).startswith("not a positive multiple of the gradient of J on")
+    assert "it does nothing" in said_of(baseline_with_a_gradient, up_to_scale=True)
 
 
 def test_a_mean_over_padding_is_no_matter_of_scale():

@@ -118,12 +118,13 @@ def survey(
 def _summary(rows: list[Row]) -> str:
     kinds = [row.claim.on_policy.kind for row in rows]
     worst = max(measured.deviation for row in rows for measured in row.cases.values())
-    away = [row.claim.name for row in rows if min(row.at(where, 2).cosine for where in (ONE, TWO)) <= 0]
-    astray = f" On two prompts {', '.join(away)} in pairs does not even climb it." if away else ""
+    turned = [(degrees(row.at(where, 2)), row.claim.name, where) for row in rows for where in (ONE, TWO)]
+    furthest, name, where = max(turned)
     return (
         f"On policy {kinds.count('unbiased')} of {len(rows)} methods are the gradient of their objective, "
-        f"{kinds.count('scale')} a fixed multiple of it, and {kinds.count('biased')} another direction.{astray} Once "
-        "the policy has moved, or where the sampler is another policy, none is exact here.\n"
+        f"{kinds.count('scale')} a fixed multiple of it, and {kinds.count('biased')} another direction: in pairs "
+        f"{name} turns furthest, {furthest:.0f}° on {where}. Once the policy has moved, or with another sampler, "
+        "none is exact here.\n"
         f"Every mean was derived before it was measured; the two differ by {worst:.1g} of their length at most."
     )
 
@@ -192,8 +193,8 @@ def _two_prompts(rows: list[Row]) -> Table:
             (row.claim.name, *(number for s in SITUATIONS for number in _three(row.at(TWO, 2, s))[:2]))
             for row in rows
         ),
-        f"The first pair is on policy; {problem(TWO).distance():.3g} nats off it. A spread for each prompt weighs "
-        "prompts against each other, and may turn their sum further than either of them.",
+        f"The first pair is on policy, the others {problem(TWO).distance():.3g} nats off it. Where sequences share "
+        "parameters their gradients partly cancel, and what is left of them turns further.",
     )
 
 
