@@ -15,7 +15,16 @@ from rung.models.layout import Row
 from rung.models.policy import Path, Policy
 from rung.rollout.engine import Request
 from rung.rollout.local import LocalEngine
-from tests.decoders import ROWS, exact_llama, gradients, largest_gap, naive_logprobs, randomize, weighted
+from tests.decoders import (
+    ROWS,
+    exact_llama,
+    gradients,
+    largest_gap,
+    naive_logprobs,
+    plain,
+    randomize,
+    weighted,
+)
 
 EXACT = 1e-10
 PATHS: list[Path] = ["grouped", "padded"]
@@ -107,6 +116,24 @@ def test_what_fills_the_padding_of_prompts_is_never_a_foreign_token() -> None:
         for m in (model, clean)
     )
     assert found == expected
+
+
+def test_case_N3_the_mask_is_shifted_with_the_tokens_and_not_with_the_logits() -> None:
+    """Logits before the last, ids after the first, and of the mask what is after the first too: no mistake.
+
+    What stands at position j is log π of token j + 1, so that mask[1:] keeps the first token of the answer and its
+    end. mask[:-1] would drop the first and keep what follows the end.
+    """
+    model, policy = exact_llama(), Policy(exact_llama(), path="padded")
+    own = policy(ROWS).logprobs.sum(1).tolist()
+    for row, total in zip(ROWS, own, strict=True):
+        ids = torch.tensor([*row.prompt_ids, *row.token_ids, 12, 12])
+        answer = torch.zeros(len(ids), dtype=torch.bool)
+        answer[len(row.prompt_ids) : len(row.prompt_ids) + len(row.token_ids)] = True
+        logprobs = plain(model)(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].log_softmax(-1)
+        shifted = logprobs[:-1].gather(1, ids[1:].unsqueeze(1)).squeeze(1)
+        np.testing.assert_allclose(shifted[answer[1:]].sum().item(), total, rtol=0, atol=EXACT)
+        assert not row.token_ids or abs(shifted[answer[:-1]].sum().item() - total) > 0.05
 
 
 # --- absolute positions ---

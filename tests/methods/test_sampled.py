@@ -62,3 +62,9 @@ def test_the_end_of_training_on_samples(name):
     """Total variation from where theory puts it; the start is 0.85 from the tilted reference."""
     updates, bound = SAMPLED[name]
     assert distance(name, updates, 0) < bound
+
+
+def test_dapo_on_samples():
+    """Without a penalty, groups of one reward left out: J* − J, by seeds 1 to 8 0.00012 ± 0.00005, after 300 batches."""
+    policy = train_by_sampling(build("dapo", length=20), C, 5.0, seed=0, batches=300)
+    assert C.rewards.max() - C.objective(policy) < 0.0004
