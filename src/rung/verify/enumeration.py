@@ -239,7 +239,7 @@ def moments(estimator: Estimator, setting: Setting, *, ordered: bool = False) ->
     """
     chances, gradients, losses = [], [], []
     for numbers, chance in setting.batches(ordered=ordered):
-        gradient, loss = _gradient(estimator, setting, numbers)
+        gradient, loss = gradient_of(estimator, setting, numbers)
         chances.append(chance)
         gradients.append(gradient)
         losses.append(loss)
@@ -251,7 +251,8 @@ def moments(estimator: Estimator, setting: Setting, *, ordered: bool = False) ->
     return Moments(-mean, (p[:, None] * deviation).T @ deviation, float(p @ np.array(losses)))
 
 
-def _gradient(estimator: Estimator, setting: Setting, numbers: tuple[int, ...]) -> tuple[FloatArray, float]:
+def gradient_of(estimator: Estimator, setting: Setting, numbers: tuple[int, ...]) -> tuple[FloatArray, float]:
+    """∇ loss [n] in θ, and the loss, of one batch given by the numbers of its sequences."""
     batch = setting.batch(numbers)
     loss = estimator(batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

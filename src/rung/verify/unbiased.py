@@ -34,7 +34,16 @@ from rung.errors import InvalidInput
 from rung.exact import regularized_objective
 from rung.exact.token_mdp import FloatArray
 from rung.methods import Method
-from rung.verify.enumeration import Batch, Estimator, Moments, Setting, Situation, estimator_of, moments
+from rung.verify.enumeration import (
+    Batch,
+    Estimator,
+    Moments,
+    Setting,
+    Situation,
+    estimator_of,
+    gradient_of,
+    moments,
+)
 from rung.verify.problems import Problem, one_prompt, two_prompts
 
 Loss = Callable[..., torch.Tensor]
@@ -167,8 +176,26 @@ def bias_and_variance(
     target = setting.problem.mean_over_prompts(
         lambda mdp, policy, reference: regularized_objective(mdp, policy, reference, kl_coefficient).gradient
     )
-    ordered = not isinstance(loss, Method)  # nothing is known of a loss, not even that order is nothing to it
+    ordered = not (isinstance(loss, Method) or _knows_no_order(estimator, setting))
     return Bias(problem, setting, moments(estimator, setting, ordered=ordered), target)
+
+
+def _knows_no_order(estimator: Estimator, setting: Setting) -> bool:
+    """Whether some batches have the gradient that they have with their samples reversed, or moved on by one.
+
+    Then each batch may stand for all its orders, which are many: a loss that tells a first sample from a second tells
+    it on one of these, too.
+    """
+    batches = [numbers for numbers, _ in setting.batches(ordered=False)]
+    prompts = len(setting.problem.prompts)
+    for numbers in batches[:: max(1, len(batches) // 12)]:
+        turns = [numbers[i : i + prompts] for i in range(0, len(numbers), prompts)]
+        first = gradient_of(estimator, setting, numbers)[0]
+        for other in (turns[::-1], turns[1:] + turns[:1]):
+            again = gradient_of(estimator, setting, tuple(i for turn in other for i in turn))[0]
+            if not np.allclose(first, again, rtol=0, atol=1e-12 + 1e-9 * np.abs(first).max()):
+                return False
+    return True
 
 
 def assert_unbiased(
