@@ -56,7 +56,7 @@ UPDATE = [
 DIVERGENCE = [
     Metric(
         "kl_policy_reference_k1", "KL(π‖π_ref), k1",
-        "Distance of the policy from the reference on the step's samples, before the update, by k1",
+        "Distance of the policy from the reference on the samples that train, before the update, by k1",
         "nats per sequence",
         "meanᵢ Σ_t m (log π − log π_ref)", "completions: a sum over tokens, not a mean",
         "0 at step 1, then grows; unbiased, so single steps may be slightly negative",
