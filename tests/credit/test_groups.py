@@ -101,9 +101,11 @@ def test_case_B3_groups_without_a_comparison_get_zero(function):
 def test_case_B3_rounding_is_measured_against_the_mean():
     for mean in (1e9, -1e9):
         close(group_standardized(f64([mean, mean + 1e-6]), ids([0, 0])), [0.0, 0.0])
+        close(group_standardized(f64([mean, mean + 1.0]), ids([0, 0])), [0.0, 0.0])  # 0.7, below 1e-6 · 1e9
     root = math.sqrt(0.5)
     close(group_standardized(f64([0.0, 2e-6]), ids([0, 0])), [-root, root])  # spread 1.4e-6
     close(group_standardized(f64([0.0, 1e-6]), ids([0, 0])), [0.0, 0.0])  # 0.7e-6
+    close(group_standardized(f64([0.0, 2e-6]), ids([0, 0]), correction=0), [-1.0, 1.0])  # 1e-6 is not below
     close(group_standardized(f64([0.3, 0.1 + 0.2]), ids([0, 0]), correction=0), [0.0, 0.0])
 
 

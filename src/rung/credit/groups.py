@@ -13,8 +13,9 @@ from rung.masked import select, whiten
 from rung.notation import GroupIds, PerSequence, PerToken, TokenMask
 
 
-def _group_sums(values: torch.Tensor, members: torch.Tensor, number: int) -> torch.Tensor:
-    return torch.zeros(number, dtype=values.dtype, device=values.device).index_add(0, members, values)
+def _group_sums(values: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    """[B] for each row the sum over its group; there are no more groups than rows."""
+    return torch.zeros_like(values).index_add(0, members, values)[members]
 
 
 def _centered(
@@ -31,10 +32,10 @@ def _centered(
         raise InvalidInput(
             f"group ids must be integers and valid boolean, got {groups.dtype} and {valid.dtype}"
         )
-    ids, members = torch.unique(groups, return_inverse=True)
+    _, members = torch.unique(groups, return_inverse=True)
     kept = select(returns, valid)
-    sizes = _group_sums(valid.to(returns.dtype), members, len(ids))[members]
-    means = _group_sums(kept, members, len(ids))[members] / sizes.clamp(min=1)
+    sizes = _group_sums(valid.to(returns.dtype), members)
+    means = _group_sums(kept, members) / sizes.clamp(min=1)
     comparable = valid & (sizes >= 2)
     return select(kept - means, comparable), sizes, means, members
 
@@ -127,11 +128,10 @@ def group_standardized(
     tensor([ 1.1547, -0.5774, -0.5774])
     """
     centered, sizes, means, members = _centered(returns, groups, valid)
-    number = int(members.max()) + 1 if members.numel() else 0
-    squares = _group_sums(centered.square(), members, number)[members]
+    squares = _group_sums(centered.square(), members)
     std = (squares / (sizes - correction).clamp(min=1)).sqrt()
     flat = std < 1e-6 * means.abs().clamp(min=1.0)
-    return torch.where(flat, torch.zeros_like(centered), centered / torch.where(flat, 1.0, std + epsilon))
+    return select(centered / (std + epsilon), ~flat)
 
 
 def whitened_group_centered(
