@@ -131,7 +131,7 @@ def reward_to_go_minus_step_mean(
 def minus_greedy(
     returns: PerSequence, greedy_returns: PerSequence, valid: torch.Tensor | None = None
 ) -> PerSequence:
-    """Return minus the return of the policy's most likely continuation of the same prompt.
+    """Return minus that of the same prompt's greedy sequence: the likeliest token at every step.
 
         A_i = R_i − R(greedy)
 
