@@ -186,16 +186,24 @@ def test_no_rows_or_no_tokens(shape):
     assert td_residual(empty, empty, mask).shape == shape
 
 
+@pytest.mark.parametrize("function", [gae, td_residual])
+def test_the_bootstrap_takes_the_type_of_the_values(function):
+    """Float32 values beside float64 ones: 1 + 2 − 0.5 at the only step."""
+    found = function(f64([[1.0]]).float(), f64([[0.5]]).float(), flags([[1]]), bootstrap=f64([2.0]))
+    assert found.dtype == torch.float32
+    close(found.double(), [[2.5]])
+
+
 # --- refused -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [gae, td_residual])
 def test_case_H11_shapes_that_would_broadcast_are_refused(function):
-    two, one = f64([[1.0, 2.0]]), f64([[1.0]])
-    with pytest.raises(InvalidInput, match="same shape"):
-        function(two, one, flags([[1, 1]]))
-    with pytest.raises(InvalidInput, match="same shape"):
-        function(two, two, flags([[1]]))
+    two = f64([[1.0, 2.0]])
+    arguments = {"rewards": two, "values": two, "mask": flags([[1, 1]])}
+    for odd, value in arguments.items():
+        with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(1, 1\)"):
+            function(**{**arguments, odd: value[:, :1]})
     with pytest.raises(InvalidInput, match=r"bootstrap must be \[B\]"):
         function(two, two, flags([[1, 1]]), bootstrap=f64([[1.0]]))
 

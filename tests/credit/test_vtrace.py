@@ -212,10 +212,12 @@ def test_caps_that_need_not_converge_are_refused(caps):
 
 
 def test_case_H11_shapes_that_would_broadcast_are_refused():
-    two, one, mask = f64([[1.0, 2.0]]), f64([[1.0]]), flags([[1, 1]])
-    for arguments in ((one, two, mask, two, two), (two, two, mask, one, two), (two, two, mask, two, one)):
-        with pytest.raises(InvalidInput, match="same shape"):
-            vtrace(*arguments)
+    two, mask = f64([[1.0, 2.0]]), flags([[1, 1]])
+    arguments = dict.fromkeys(["rewards", "values", "old_logprobs", "behaviour_logprobs"], two)
+    arguments["mask"] = mask
+    for odd, value in arguments.items():
+        with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(1, 1\)"):
+            vtrace(**{**arguments, odd: value[:, :1]})
     with pytest.raises(InvalidInput, match=r"bootstrap must be \[B\]"):
         vtrace(two, two, mask, two, two, bootstrap=f64([[1.0, 2.0]]))
 

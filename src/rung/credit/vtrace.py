@@ -78,8 +78,8 @@ def vtrace(
         raise InvalidInput(
             f"the caps must satisfy 0 ≤ c_cap ≤ rho_cap and rho_cap > 0, got {c_cap}, {rho_cap}"
         )
-    require_same_shape(rewards=rewards, values=values, mask=mask)
-    require_same_shape(values=values, old_logprobs=old_logprobs, behaviour_logprobs=behaviour_logprobs)
+    logprobs = {"old_logprobs": old_logprobs, "behaviour_logprobs": behaviour_logprobs}
+    require_same_shape(rewards=rewards, values=values, mask=mask, **logprobs)
     steps = Steps.of(mask)
     ratio = steps.by_step(old_logprobs - behaviour_logprobs).exp()
     rho = ratio.clamp(max=rho_cap)
