@@ -221,6 +221,16 @@ def test_stale_samples_are_corrected_by_whole_sequences_only():
         assert_unbiased(by_token, situation="stale")
 
 
+def test_a_loss_that_tells_the_order_is_enumerated_in_order():
+    """Minus the mean of what came before it in the batch: unbiased, and another estimator in another order."""
+
+    def minus_earlier(policy_logprobs, rewards, mask):
+        earlier = [rewards[:i].mean() if i else rewards.new_zeros(()) for i in range(len(rewards))]
+        return -(((rewards - torch.stack(earlier)).unsqueeze(1) * policy_logprobs * mask).sum(1)).mean()
+
+    assert_unbiased(minus_earlier)
+
+
 def test_a_bias_in_numbers():
     """E[ĝ] = 2∇J: off by its own length, in the same direction."""
 

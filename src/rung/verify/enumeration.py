@@ -143,6 +143,26 @@ class Setting:
             found.append(mdp.total_return(prefix))
         return found
 
+    @cached_property
+    def _completions(self) -> list[Completion]:
+        """Every sequence as it is sampled."""
+        return [
+            Completion(
+                prompt_ids=self.problem.prompts[sequence.prompt][0] or (0,),
+                token_ids=sequence.tokens,
+                sampled=(True,) * len(sequence.tokens),
+                behaviour_logprobs=tuple(logprobs[: len(sequence.tokens)]),
+                policy_versions=(0,) * len(sequence.tokens),
+                group=_GROUP_IDS[sequence.prompt],
+                sample=0,
+                sampling_key=0,
+                end_reason="stop",
+            )
+            for sequence, logprobs in zip(
+                self.problem.sequences, self._tables["behaviour"].tolist(), strict=True
+            )
+        ]
+
     def batches(self, *, ordered: bool) -> Iterator[tuple[tuple[int, ...], float]]:
         """Sequence numbers of every batch, a sample of each prompt in turn, and its probability.
 
@@ -173,23 +193,8 @@ class Setting:
         def rows(name: str) -> torch.Tensor:
             return tables[name][index, :length].clone()
 
-        behaviour = rows("behaviour").tolist()
         rollouts = build_rollouts(
-            [
-                Completion(
-                    prompt_ids=problem.prompts[s.prompt][0] or (0,),
-                    token_ids=s.tokens,
-                    sampled=(True,) * len(s.tokens),
-                    behaviour_logprobs=tuple(behaviour[i][: len(s.tokens)]),
-                    policy_versions=(0,) * len(s.tokens),
-                    group=_GROUP_IDS[s.prompt],
-                    sample=0,
-                    sampling_key=0,
-                    end_reason="stop",
-                )
-                for i, s in enumerate(chosen)
-            ],
-            [Outcome("reward", s.reward) for s in chosen],
+            [self._completions[i] for i in numbers], [Outcome("reward", s.reward) for s in chosen]
         )
         rollouts = replace(
             rollouts,
