@@ -1,5 +1,6 @@
 """All methods side by side."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from rung.verify.catalogue.check import SHOWS, SITUATIONS, UNBIASED, Case, Measu
 from rung.verify.catalogue.kl_part import KLPart, cosine, kl_part
 from rung.verify.catalogue.ladder import climb
 from rung.verify.claims import CLAIMS, Claim
+from rung.verify.enumeration import Situation
 from rung.verify.findings import Cell, Chart, Findings, Line, Table
 from rung.verify.unbiased import Bias
 
@@ -102,13 +104,13 @@ def survey(
         settings=_settings(rows),
         tables=(
             _on_policy(rows),
-            _off_policy(rows),
-            _reasons(rows),
+            *(_off_policy(rows, situation) for situation in SITUATIONS[1:]),
             _sizes(rows),
+            _meanings(rows),
             _two_prompts(rows),
+            _reasons(rows),
             _ladders(rows),
             _kl_parts(rows),
-            _meanings(rows),
         ),
         charts=_charts(rows),
         failures=tuple(text for row in rows for text in row.failures),
@@ -142,7 +144,7 @@ def _settings(rows: list[Row]) -> dict[str, Cell]:
         "KL(sampler‖policy) off policy, two prompts, nats": problem(TWO).distance(),
         "KL coefficient": "0.1; ppo-penalty 1; dr-grpo, dapo, gspo, cispo 0, as published",
         "critic": "a wrong one, V = 0.3, 0, 1 where V^π = 0.08, 0.04, 0.46",
-        **{f"{name} with": text for name, text in made.items()},
+        "made with": "; ".join(f"{name} {text}" for name, text in made.items()),
     }
 
 
@@ -153,48 +155,54 @@ def _three(bias: Bias) -> tuple[float, float, float]:
 def _on_policy(rows: list[Row]) -> Table:
     return Table(
         "On policy: one prompt, G = 2",
-        ("method", "objective", "claim", "bias", "cosine", "trace", "as derived"),
+        ("method", "claim", "bias", "cosine", "trace", "holds"),
         tuple(
-            (
-                row.claim.name,
-                row.claim.objective,
-                row.claim.on_policy.brief,
-                *_three(row.at(ONE, 2)),
-                not row.failures,
-            )
+            (row.claim.name, row.claim.on_policy.brief, *_three(row.at(ONE, 2)), not row.failures)
             for row in rows
         ),
-        "bias: |E[ĝ] − ∇J| / |∇J| for the row's objective, its length included. cosine: of the angle between the two, "
-        "which no learning rate mends. trace: of the covariance of one batch's gradient, which grows with a method's "
-        "scale.\nas derived: whether everything that was measured of the method, here and below, is what its "
+        f"bias: |E[ĝ] − ∇J| / |∇J|, its length included; J is {_objectives(rows)}. cosine: of the angle between the "
+        "two, which no learning rate mends. trace: of the covariance of one batch's gradient, which grows with a "
+        "method's scale.\nholds: whether everything that was measured of the method, here and below, is what its "
         f"definition gives on paper, to {UNBIASED:g}.",
     )
 
 
-def _off_policy(rows: list[Row]) -> Table:
-    stale, mismatch = SITUATIONS[1:]
+def _objectives(rows: list[Row]) -> str:
+    """What each method is compared with, the usual objective first."""
+    usual, *others = (
+        objective for objective, _ in Counter(row.claim.objective for row in rows).most_common()
+    )
+    methods = {o: ", ".join(row.claim.name for row in rows if row.claim.objective == o) for o in others}
+    return usual + "".join(f"; {objective} for {names}" for objective, names in methods.items())
+
+
+OFF_POLICY = {
+    "stale": "The policy has moved {:.3g} nats, KL(sampler‖policy), since the batch was sampled, as in a later update "
+    "on it.",
+    "mismatch": "The sampler is {:.3g} nats, KL(sampler‖policy), from a trainer that has not moved.",
+}
+
+
+def _off_policy(rows: list[Row], situation: Situation) -> Table:
     return Table(
-        "Off policy: one prompt, G = 2",
-        ("method", "stale: bias", "cosine", "trace", "mismatch: bias", "cosine", "trace"),
-        tuple(
-            (row.claim.name, *_three(row.at(ONE, 2, stale)), *_three(row.at(ONE, 2, mismatch)))
-            for row in rows
-        ),
-        f"stale: the policy has moved {problem(ONE).distance():.3g} nats, KL(sampler‖policy), since the batch was "
-        "sampled, as in a later update on it. mismatch: the sampler is so far from a trainer that has not moved.",
+        f"{situation.capitalize()}: one prompt, G = 2",
+        ("method", "bias", "cosine", "trace"),
+        tuple((row.claim.name, *_three(row.at(ONE, 2, situation))) for row in rows),
+        OFF_POLICY[situation].format(problem(ONE).distance()),
     )
 
 
 def _two_prompts(rows: list[Row]) -> Table:
     return Table(
         "Two prompts that share all parameters, G = 2",
-        ("method", "bias", "cosine", "stale: bias", "cosine", "mismatch: bias", "cosine"),
+        ("method", "bias", "cosine", "stale", "cosine", "mismatch", "cosine"),
         tuple(
             (row.claim.name, *(number for s in SITUATIONS for number in _three(row.at(TWO, 2, s))[:2]))
             for row in rows
         ),
-        f"The first pair is on policy, the others {problem(TWO).distance():.3g} nats off it. Where sequences share "
+        f"Pairs of bias and cosine: on policy, and {problem(TWO).distance():.3g} nats off it. Where sequences share "
         "parameters their gradients partly cancel, and what is left of them turns further.",
+        detail=True,
     )
 
 
@@ -206,22 +214,22 @@ def _reasons(rows: list[Row]) -> Table:
             (row.claim.name, *(", ".join(row.claim.standing(s).sources) for s in SITUATIONS)) for row in rows
         ),
         "`rung verify METHOD` says what each of them is.",
+        detail=True,
     )
 
 
 def _sizes(rows: list[Row]) -> Table:
-    columns = [
-        f"{name} G={size}" if size == SIZES[0] else f"G={size}"
-        for name in ("bias", "cosine", "trace")
-        for size in SIZES
-    ]
-    cells = [[_three(row.at(ONE, size)) for size in SIZES] for row in rows]
+    columns = [f"{name} G={size}" for name in ("bias", "trace") for size in SIZES]
     return Table(
         "More samples: one prompt, on policy",
-        ("method", *columns),
+        ("method", *(name if name.endswith("=2") else name[-3:] for name in columns)),
         tuple(
-            (row.claim.name, *(three[i] for i in range(3) for three in found))
-            for row, found in zip(rows, cells, strict=True)
+            (
+                row.claim.name,
+                *(row.at(ONE, size).relative for size in SIZES),
+                *(row.at(ONE, size).moments.trace for size in SIZES),
+            )
+            for row in rows
         ),
         "What comes from whitening, a random token count or a mean at each step goes away as the batch grows; "
         "what comes from 1/L, from the KL, or from a spread for each prompt stays.",
@@ -239,6 +247,7 @@ def _ladders(rows: list[Row]) -> Table:
             for what, bias in row.ladder
         ),
         "One prompt, G = 2, on policy. Each line keeps the changes above it; after the last one nothing is left.",
+        detail=True,
     )
 
 
@@ -258,6 +267,7 @@ def _kl_parts(rows: list[Row]) -> Table:
         ),
         "The mean with the KL less the mean without. other: the reference, or the old policy (on stale samples, since "
         "on policy that one pushes nowhere). KL(π‖other) is of whole sequences, KL(other‖π) at the sampled prefixes.",
+        detail=True,
     )
 
 

@@ -24,6 +24,7 @@ class KLPart:
 
     Attributes:
         words: estimator, placement and what it is against.
+        other: "ref" or "old", in short.
         case: on what.
         push: [n] what the KL adds to the ascent, for each unit of β.
         deviation: |measured − predicted| / |predicted|; of its absolute size where nothing is predicted.
@@ -32,6 +33,7 @@ class KLPart:
     """
 
     words: str
+    other: str
     case: Case
     push: FloatArray
     deviation: float
@@ -65,6 +67,7 @@ def kl_part(claim: Claim) -> KLPart:
     estimator = getattr(kl.estimator, "__name__", "?")
     return KLPart(
         words=f"{estimator} in the {kl.placement}" + (", against old" if kl.against == "old" else ""),
+        other="ref" if kl.against == "reference" else "old",
         case=case,
         push=push,
         deviation=float(np.linalg.norm(push - derived) / max(float(np.linalg.norm(derived)), 1e-3)),

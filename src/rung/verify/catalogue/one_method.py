@@ -46,7 +46,7 @@ def examine(name: str, *, watch: Callable[[int, int], None] | None = None) -> Fi
     row = Row(claim, found, kl_part(claim), climb(claim, Case(ONE, 2)))
     return Findings(
         title=f"What {name} estimates",
-        summary=f"On policy {claim.on_policy.words}, for {claim.objective}. {claim.meaning}",
+        summary=f"On policy {claim.on_policy.words}. Compared with the gradient of {claim.objective}. {claim.meaning}",
         settings={
             "KL coefficient": claim.beta,
             **{key: float(value) for key, value in claim.settings.items()},
@@ -193,8 +193,8 @@ def _ladder(row: Row) -> list[Table]:
 def _kl(row: Row) -> Table:
     part = row.kl
     pairs = (
-        ("−∇KL(π‖other), whole sequences", part.kl_policy_other),
-        ("−∇KL(other‖π), sampled prefixes", part.kl_other_policy),
+        (f"−∇KL(π‖{part.other}), whole sequences", part.kl_policy_other),
+        (f"−∇KL({part.other}‖π), sampled prefixes", part.kl_other_policy),
     )
     return Table(
         "Its KL alone",
