@@ -180,17 +180,19 @@ def test_the_entropy_bonus_is_subtracted_with_the_weights_of_the_loss():
 
 
 def test_the_caps_of_vtrace_cut_off_the_ratio():
-    """One token: Ψ = min(ρ̄, w)(r − V). Two: the second's residual reaches the first through c as well."""
+    """One token: Ψ = min(ρ̄, w)(r − V). Three: the errors e of later values come back through ρ, and twice through c."""
+    ratio = math.log(3.0)
     batch = annotated(
-        rollouts([[1], [1, 1]], [1.0, 1.0]),
-        old_logprobs=f64([[-0.5 + math.log(3.0), 0.0], [-0.5 + math.log(3.0), -0.5 + math.log(3.0)]]),
-        values=f64([[0.25, 0.0], [0.25, 0.5]]),
+        rollouts([[1], [1, 1, 1]], [1.0, 1.0]),
+        old_logprobs=f64([[-0.5 + ratio, 0.0, 0.0], [-0.5 + ratio] * 3]),
+        values=f64([[0.25, 0.0, 0.0], [0.25, 0.5, 0.75]]),
     )
     for cap, rho in ((1.0, 1.0), (2.0, 2.0), (5.0, 3.0)):
         credit = build("impala", kl_coefficient=0.0, rho_cap=cap, c_cap=1.0).prepare(batch).credit
-        second = rho * (1.0 - 0.5)
-        first = rho * (0.5 - 0.25) + rho * second  # ρ (v_{t+1} − V) with v_{t+1} = 0.5 + the second's error
-        close(credit, [[rho * 0.75, 0.0], [first, second]])
+        last = rho * (1.0 - 0.75)
+        second = rho * (0.75 + last - 0.5)
+        error = rho * (0.75 - 0.5) + 1.0 * last  # of V at the second token, with c = min(1, 3)
+        close(credit, [[rho * 0.75, 0.0, 0.0], [rho * (0.5 + error - 0.25), second, last]])
 
 
 def test_the_second_clip_holds_a_bad_token():
@@ -202,6 +204,32 @@ def test_the_second_clip_holds_a_bad_token():
     close(gradient(loss, policy), [[-0.5], [0.0]])
     once = loss_of(unpenalized("ppo-loo"), policy, prepared)
     close(once, (-1.0 + 4.0) / 2)
+
+
+def test_one_ratio_a_sequence_is_clipped_as_a_whole():
+    """ρ = 4 and ¼: their geometric mean is 1, and nothing is clipped. 4 and 1: it is 2, and everything is."""
+    batch = annotated(rollouts([[1, 1], [1, 1], [1, 1]], [3.0, 3.0, 0.0]))
+    method = build("gspo", kl_coefficient=0.0, clip_low=0.2, clip_high=0.28)
+    prepared = method.prepare(batch)
+    good, bad = prepared.credit[0, 0].item(), prepared.credit[2, 0].item()
+    step = f64([[4.0, 0.25], [4.0, 1.0], [1.0, 1.0]]).log()
+    policy = (batch.old_logprobs + step).requires_grad_()
+    loss = loss_of(method, policy, prepared)
+    close(loss, -(good + 1.28 * good + bad) / 3)
+    close(gradient(loss, policy), [[-good / 6] * 2, [0.0, 0.0], [-bad / 6] * 2])
+
+
+def test_a_ratio_is_held_at_the_cap_itself_and_keeps_its_token():
+    """ρ = 8 counts 5, and 5.5 too: the cap is no distance from 1."""
+    batch = annotated(rollouts([[1], [1], [1]], [3.0, 3.0, 0.0]))
+    method = build("cispo")
+    prepared = method.prepare(batch)
+    good, bad = prepared.credit[0, 0].item(), prepared.credit[2, 0].item()
+    policy = (batch.old_logprobs + f64([[8.0], [5.5], [0.25]]).log()).requires_grad_()
+    close(
+        gradient(loss_of(method, policy, prepared), policy),
+        [[-5.0 * good / 3], [-5.0 * good / 3], [-0.25 * bad / 3]],
+    )
 
 
 def test_the_sequences_ratio_to_its_sampler_is_truncated_and_weighs_the_loss():
