@@ -65,7 +65,7 @@ def test_every_method_has_its_row(whole):
     assert list(first) == list(CATALOGUE)
     for name, row in first.items():
         kind = CLAIMS[name].on_policy.kind
-        assert row["as derived"] is True
+        assert row["holds"] is True
         assert (row["bias"] < 1e-9) is (kind == "unbiased"), name
         assert (row["cosine"] > 1 - 1e-12) is (kind != "biased"), name
         assert row["trace"] > 0
@@ -96,7 +96,13 @@ def test_settings_say_on_what_it_was_measured(whole):
     assert whole.settings["KL(sampler‖policy) off policy, one prompt, nats"] == pytest.approx(
         0.2386, abs=1e-4
     )
-    assert whole.settings["dual-clip with"] == "clip_low 0.2, clip_high 0.2, dual_clip 1.5"
+    assert (
+        "dual-clip clip_low 0.2, clip_high 0.2, dual_clip 1.5; dr-grpo length 2"
+        in whole.settings["made with"]
+    )
+    note = whole.tables[0].note
+    assert "J is J − β KL(π‖ref); J for dr-grpo, gspo, cispo" in note
+    assert "J − β KL(old‖π) for ppo-penalty; J + E[overlong] for dapo" in note
 
 
 def test_some_of_the_methods():

@@ -29,7 +29,7 @@ def train(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
 ) -> None:
-    """Train a model by a recipe: supervised fine-tuning (sft), vpg, reinforce, rloo, grpo or ppo-loo."""
+    """Train a model by a recipe: supervised fine-tuning (sft), or any method of the catalogue that needs no critic."""
     from rung import api
 
     resolved = api.prepared(recipe, overrides or [])
@@ -94,7 +94,7 @@ def show_plan(recipe: Any) -> None:
     print(f"# model         {plan.parameters:,} parameters")
     print(f"# steps         {plan.steps:,}, {plan.updates:,} optimizer updates")
     if plan.completions:
-        print(f"# sampled       {plan.completions:,} completions, at most {plan.tokens:,} tokens")
+        print(f"# sampled       at most {plan.completions:,} completions, {plan.tokens:,} tokens")
     print(
         f"# prompts       {plan.prompt_tokens[0]:.1f} tokens on average, {plan.prompt_tokens[1]} at most (200 of them)"
     )
