@@ -151,6 +151,7 @@ def test_case_E9_advantages_are_not_a_mask(aggregation, totals):
 
 
 def test_the_constant_length_is_positive():
+    close(constant_length(MASK, 1), sequence_sum(MASK))
     for length in (0, -3):
         with pytest.raises(InvalidInput, match="positive"):
             constant_length(MASK, length)

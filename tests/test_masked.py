@@ -121,6 +121,8 @@ def test_case_B3_whitening_one_token_gives_zero():
 def test_case_B3_whitening_rounding_gives_zero():
     close(whiten(f64([0.3, 0.1 + 0.2]), flags([1, 1])), [0.0, 0.0])
     close(whiten(f64([1e9, 1e9 + 1e-6]), flags([1, 1])), [0.0, 0.0])
+    close(whiten(f64([1e9, 1e9 + 100.0]), flags([1, 1])), [0.0, 0.0])  # a deviation of 71, below 1e-6 · 1e9
+    close(whiten(f64([0.0, 1e-6]), flags([1, 1])), [0.0, 0.0])  # 0.7e-6, below 1e-6 · 1
     for spread in (1e-5, 2.2e-6):
         close(whiten(f64([0.0, spread]), flags([1, 1])), [-math.sqrt(0.5), math.sqrt(0.5)])
     x, at_the_bound = (
@@ -179,6 +181,8 @@ def test_case_H11_a_metric_does_not_broadcast_against_its_mask():
     close(masked_mean(metric, mask.unsqueeze(1)), 1.0)
     with pytest.raises(InvalidInput, match=r"credit \(2, 1\), mask \(2,\)"):
         require_same_shape(credit=metric, mask=mask)
+    require_same_shape(credit=metric, mask=mask.unsqueeze(1))
+    require_same_shape()
 
 
 def test_case_H12_a_metric_does_not_see_sentinels_off_the_mask():
