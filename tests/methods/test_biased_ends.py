@@ -153,6 +153,34 @@ def test_the_end_is_where_the_definition_says(name, settings, tree, beta, rule, 
     assert apart(tree.sequences(policy), tilted(tree, beta)[0]) > off
 
 
+@pytest.mark.parametrize("case", ["cispo", "dapo", "dr-grpo, C"])
+def test_several_updates_of_each_batch_move_none_of_these_ends(case):
+    """Ratios, clips and caps act on the way; where the first update of a batch vanishes there is no second."""
+    name, settings, tree, beta, rule, step, own_step, _ = ENDS[case]
+    method = build(name, kl_coefficient=beta, **settings)
+    end = trained(method, tree, step, most=400, enough=1e-10, updates=3)
+    assert end.clipped > 20
+    close(end.policy, vanishes_at(tree, rule, own_step), atol=1e-6)
+
+
+def test_several_updates_of_each_batch_pull_gspo_to_its_reference():
+    """A clip of 3e-4 silences the credit after the first update, and never the penalty, which acts in all of them.
+
+    So with a penalty in the loss more updates of a batch are a larger β: with two the end is nearer to that of twice
+    the β than to its own.
+    """
+    method = build("gspo", kl_coefficient=BETA)
+    reference = C.sequences(C.reference)
+    once, twice, thrice = (
+        C.sequences(trained(method, C, 0.5 * updates, most=150, updates=updates).policy)
+        for updates in (1, 2, 3)
+    )
+    own, of_twice = (C.sequences(vanishes_at(C, grpo_rule(beta), 1.0)) for beta in (BETA, 2 * BETA))
+    close(once, own, atol=1e-6)
+    assert apart(twice, of_twice) < 0.08 < 0.11 < apart(twice, own)
+    assert apart(once, reference) > apart(twice, reference) + 0.1 > apart(thrice, reference) + 0.15
+
+
 def test_all_these_ends_are_different():
     ends = {
         "rloo": tilted(C)[0],
