@@ -163,9 +163,10 @@ def test_case_E9_only_a_boolean_mask_of_the_same_shape(correction):
     for wrong in (MASK.double(), MASK.long()):
         with pytest.raises(InvalidInput, match="boolean"):
             correction(OLD, BEHAVIOUR, wrong)
-    for arguments in ((OLD, BEHAVIOUR, MASK[:1]), (OLD, BEHAVIOUR[:, :1], MASK)):
-        with pytest.raises(InvalidInput, match="same shape"):
-            correction(*arguments)
+    arguments = {"old_logprobs": OLD, "behaviour_logprobs": BEHAVIOUR, "mask": MASK}
+    for odd, value in arguments.items():
+        with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(4, 1\)"):
+            correction(**{**arguments, odd: value[:, :1]})
 
 
 def test_settings_that_make_no_sense_are_refused():

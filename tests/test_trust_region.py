@@ -53,6 +53,12 @@ def test_it_stops_once_it_is_there_and_a_target_of_zero_needs_no_product() -> No
     assert len(asked) == 1
 
 
+def test_how_near_is_near_enough_depends_on_the_target() -> None:
+    """The same target a trillionth as long: the solution too, by its two products."""
+    found = conjugate_gradient(times(torch.diag(f64([2.0, 4.0]))), f64([2e-12, 2e-12]), iterations=2)
+    close(found, [1e-12, 0.5e-12], atol=1e-24)
+
+
 # --- a bandit: softmax over three logits ------------------------------------------------------------------------------
 
 LOGITS = f64([0.5, -0.3, 1.0])
@@ -163,6 +169,14 @@ def test_a_step_that_never_fits_is_none_and_the_old_parameters_are_evaluated_las
     assert taken.step.tolist() == [0.0]
     assert asked == pytest.approx([0.0, -0.1, -0.08, -0.064, -0.0512, 0.0], abs=1e-12)
     assert asked[-1] == 0.0
+
+
+def test_a_step_of_exactly_the_bound_is_accepted() -> None:
+    """F = 2, g = 1, δ = 1/4: the full step is √(2·¼/½) · ½ = ½, whose KL of x² is ¼."""
+    settings = TrustRegion(max_kl=0.25, damping=0.0, iterations=1, backtracks=0)
+    taken = trust_region_step(f64([1.0]), times(f64([[2.0]])), line(lambda x: -x, lambda x: x * x), settings)
+    assert (taken.accepted, taken.kl) == (True, 0.25)
+    close(taken.step, [-0.5])
 
 
 @pytest.mark.parametrize("slope", [0.0, math.nan])

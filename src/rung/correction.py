@@ -33,8 +33,7 @@ from rung.notation import BOOKKEEPING, MAX_LOG_RATIO, PerToken, TokenMask
 def _log_ratios(old_logprobs: PerToken, behaviour_logprobs: PerToken, mask: TokenMask) -> PerToken:
     """log π_old − log μ, detached, 0 off the mask."""
     require_same_shape(old_logprobs=old_logprobs, behaviour_logprobs=behaviour_logprobs, mask=mask)
-    old = select(old_logprobs.detach().to(BOOKKEEPING), mask)
-    behaviour = select(behaviour_logprobs.detach().to(BOOKKEEPING), mask)
+    old, behaviour = (select(x.detach().to(BOOKKEEPING), mask) for x in (old_logprobs, behaviour_logprobs))
     if not bool((torch.isfinite(old) & torch.isfinite(behaviour)).all()):
         raise InvalidInput(
             "a token that counts has a log-probability that is not finite, in old_logprobs or behaviour_logprobs: "

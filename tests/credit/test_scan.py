@@ -106,6 +106,10 @@ def test_integers_are_refused():
         discounted_suffix_sum(torch.tensor([[1, 2]]), 0.5)
 
 
+def test_a_discount_may_be_0_and_may_be_1():
+    require_fractions(gamma=1.0, lam=0.0, momentum=0.5)
+
+
 @pytest.mark.parametrize("value", [-0.1, 1.0001, NAN])
 def test_a_discount_outside_the_unit_interval_is_refused(value):
     with pytest.raises(InvalidInput, match="lam must be between 0 and 1"):
