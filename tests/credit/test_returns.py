@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.credit import reward_to_go, rewards_from_next, rewards_to_next, total_return
+from rung.credit.returns import counted_rows
 from rung.errors import InvalidInput
 from tests.batches import INF, NAN, close, f64, flags, rollouts
 
@@ -132,3 +133,12 @@ def test_case_H11_rewards_of_another_shape_are_refused():
     with pytest.raises(InvalidInput, match=r"must be \[B, T\]"):
         rewards_to_next(f64([1.0]))
     close(rewards_from_next(f64([[0.0], [0.0]])), torch.zeros(2, 0, dtype=torch.float64))
+
+
+def test_the_rows_that_count_have_a_token_and_are_valid():
+    mask = flags([[1, 1], [1, 0], [0, 1], [0, 0], [0, 0]])
+    assert counted_rows(mask, None).tolist() == [True, True, True, False, False]
+    assert counted_rows(mask, flags([1, 0, 1, 0, 1])).tolist() == [True, False, True, False, False]
+    for wrong in (torch.ones(5, dtype=torch.int64), flags([1, 1]), flags([[1]] * 5)):
+        with pytest.raises(InvalidInput, match=r"valid must be boolean \[B\]"):
+            counted_rows(mask, wrong)
