@@ -211,6 +211,14 @@ def test_caps_that_need_not_converge_are_refused(caps):
         vtrace(one, one, flags([[1]]), one, one, **caps)
 
 
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+@pytest.mark.parametrize("name", ["gamma", "lam"])
+def test_a_discount_outside_the_unit_interval_is_refused(name, value):
+    one = f64([[1.0]])
+    with pytest.raises(InvalidInput, match=f"{name} must be between 0 and 1"):
+        vtrace(one, one, flags([[1]]), one, one, **{name: value})
+
+
 def test_case_H11_shapes_that_would_broadcast_are_refused():
     two, mask = f64([[1.0, 2.0]]), flags([[1, 1]])
     arguments = dict.fromkeys(["rewards", "values", "old_logprobs", "behaviour_logprobs"], two)
