@@ -105,11 +105,10 @@ def test_a_claim_holds(name):
 
 @NAMES
 @pytest.mark.slow
-def test_a_claim_holds_with_three_samples_of_two_prompts(name):
-    for situation in SITUATIONS:
-        found = measure(CLAIMS[name], Case("two prompts", 3, situation))
-        assert found.deviation <= AGREES, situation
-        assert found.failures == ()
+def test_a_claim_holds_with_three_stale_samples_of_two_prompts(name):
+    found = measure(CLAIMS[name], Case("two prompts", 3, "stale"))
+    assert found.deviation <= AGREES
+    assert found.failures == ()
 
 
 @NAMES
