@@ -292,3 +292,13 @@ def test_missing_annotations_are_named():
 def test_a_penalty_is_not_a_bonus():
     with pytest.raises(InvalidInput, match="≥ 0"):
         KLPenalty(k1, placement="reward", coefficient=-0.01)
+
+
+def test_a_slot_may_be_an_object_without_a_hash():
+    class Doubled:
+        __hash__ = None
+
+        def __call__(self, returns):
+            return 2.0 * returns
+
+    close(replace(PLAIN, credit=Doubled()).prepare(two_rows()).credit, [[2.0, 2.0, 2.0], [-4.0, 0.0, 0.0]])

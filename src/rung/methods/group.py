@@ -26,7 +26,7 @@ def grpo(*, kl_coefficient: Coefficient = 0.05, clip_low: float = 0.2, clip_high
 def dr_grpo(
     *, length: int, kl_coefficient: Coefficient = 0.0, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Method:
-    """Dr. GRPO: centred credit and a constant in place of each length. Unbiased up to (G − 1)/(G · length)."""
+    """Dr. GRPO: centred credit and a constant in place of each length. Without KL, (G − 1)/(G · length) times ∇J."""
     return Method(
         name="dr-grpo",
         credit=group_centered,

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import torch
@@ -22,8 +22,19 @@ Slot = Callable[..., torch.Tensor]
 ANNOTATIONS = {"old_logprobs": "old", "values": "values", "greedy_returns": "greedy"}
 
 
+_remembered = lru_cache(maxsize=256)(inspect.signature)
+
+
+def _signature(slot: Slot) -> inspect.Signature:
+    """What a slot names. It is asked once a batch, so the answer is kept for slots that can be looked up."""
+    try:
+        return _remembered(slot)
+    except TypeError:  # an object of somebody's that has no hash
+        return inspect.signature(slot)
+
+
 def _parameters(slot: Slot) -> set[str]:
-    return set(inspect.signature(slot).parameters)
+    return set(_signature(slot).parameters)
 
 
 def call_by_name(slot: Slot, available: Mapping[str, Any]) -> torch.Tensor:
@@ -36,7 +47,7 @@ def call_by_name(slot: Slot, available: Mapping[str, Any]) -> torch.Tensor:
     tensor(1)
     """
     arguments: dict[str, Any] = {}
-    for name, parameter in inspect.signature(slot).parameters.items():
+    for name, parameter in _signature(slot).parameters.items():
         if name in available:
             arguments[name] = available[name]
         elif parameter.default is inspect.Parameter.empty:

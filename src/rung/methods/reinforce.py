@@ -26,7 +26,7 @@ from rung.policy_losses import clipped_loss, policy_gradient_loss
 
 
 def vpg(*, kl_coefficient: Coefficient = 0.05) -> Method:
-    """Vanilla policy gradient: the whole return on every token. Unbiased, and as noisy as it gets."""
+    """Vanilla policy gradient: the whole return on every token. Unbiased, with nothing taken off its noise."""
     return Method(
         name="vpg",
         credit=total_return,

@@ -20,7 +20,10 @@ STEP_PENALTY = DoublingKL(1.0, target=0.01)
 def a2c(
     *, kl_coefficient: Coefficient = 0.05, lam: float = 0.95, entropy_coefficient: float = 0.01
 ) -> Method:
-    """Advantage actor-critic: GAE of a critic's values, and an entropy bonus. Biased by the critic's errors (λ < 1)."""
+    """Advantage actor-critic: GAE of a critic's values, and an entropy bonus.
+
+    Biased by the critic's errors (λ < 1), and by the bonus's missing effect on later prefixes.
+    """
     return Method(
         name="a2c",
         credit=partial(gae, lam=lam),
@@ -32,7 +35,10 @@ def a2c(
 
 
 def impala(*, kl_coefficient: Coefficient = 0.05, rho_cap: float = 1.0, c_cap: float = 1.0) -> Method:
-    """V-trace: off-policy corrected values and credit, ratios capped. Beyond the caps it follows another policy."""
+    """V-trace: values and credit corrected for the sampler, ratios capped.
+
+    Beyond the caps it follows another policy, and the prefixes stay the sampler's.
+    """
     return Method(
         name="impala",
         credit=partial(vtrace_credit, rho_cap=rho_cap, c_cap=c_cap),
