@@ -10,7 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 COMPARE = {
@@ -150,6 +150,21 @@ def _places(parent: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST
                 yield from _places(node)
 
 
+def _code(tree: ast.Module) -> CodeType:
+    """The code object of the only function of a module."""
+    return next(x for x in compile(tree, "<source>", "exec").co_consts if isinstance(x, CodeType))
+
+
+def _names(code: CodeType) -> tuple[Any, ...]:
+    """By which a change of the source would be noticed; the bytes differ anyway, as a module knows its imports."""
+    return (
+        code.co_name,
+        code.co_names,
+        code.co_varnames,
+        [x for x in code.co_consts if not isinstance(x, CodeType | str)],
+    )
+
+
 def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]:
     """Every mutant of a function, with its code object."""
     lines, first = inspect.getsourcelines(function)
@@ -157,6 +172,8 @@ def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]
     if not isinstance(tree.body[0], ast.FunctionDef):
         return
     tree.body[0].decorator_list = []
+    if _names(_code(tree)) != _names(function.__code__):
+        raise SystemExit(f"{module}: its source has changed since it was imported; run again")
     for number, (_, _, _, node) in enumerate(_places(tree)):
         for variant, _ in enumerate(_variants(node)):
             changed = copy.deepcopy(tree)

@@ -9,7 +9,9 @@ import torch
 from rung.errors import InvalidInput
 from rung.kl import k1, k2, k3
 from rung.methods import KLPenalty
+from rung.methods.method import clip_bounds
 from rung.notation import MAX_LOG_RATIO
+from rung.trust_region import TrustRegion
 from tests.batches import NAN, close, f64, flags, gradient, leaf
 from tests.methods.helpers import PLAIN, build, four_rows, penalized, two_rows
 
@@ -70,6 +72,15 @@ def test_what_a_live_batch_was_worth_is_a_number():
 
 def test_a_state_without_a_coefficient_leaves_the_penalty_as_it_is():
     assert build("rloo", kl_coefficient=0.3).with_state({"baseline": 1.0}).kl.beta == 0.3
+
+
+def test_a_trust_region_needs_the_old_policy_whatever_the_loss_reads():
+    assert PLAIN.needs == frozenset()
+    assert replace(PLAIN, update=TrustRegion()).needs == {"old"}
+
+
+def test_bounds_are_those_of_a_loss_that_names_nothing_else():
+    assert clip_bounds(replace(PLAIN, policy_loss=lambda clip_low=0.25, clip_high=0.5: None)) == (0.75, 1.5)
 
 
 # --- the loss --------------------------------------------------------------------------------------------------------
