@@ -178,7 +178,8 @@ C_STANDARDIZED = rows(
     "| -0.0290555763 0.0205226091 0.0085329672"
 )
 # With ∇J. Where all rewards of a group are equal the credit is 0; a deviation of 3e-17 left by rounding (three times
-# 0.2) that is divided by as if it were one gives 0.91831514 for G = 3 instead.
+# 0.2, or 0.4) that is divided by as if it were one gives 0.91831514 for G = 3 instead, as
+# tests/sheet/test_algorithms.py::test_the_other_recorded_cosine_of_threes_is_rounding derives.
 C_STANDARDIZED_COSINES = {2: 0.91226840, 3: 0.91824721}
 # Target π, sampled from μ, Ψ = R.
 C_TOKEN_IMPORTANCE = rows(
