@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.mutation_rules import Change, functions, mutants  # noqa: E402
+from benchmarks.mutation_rules import Change, functions, mutants, parsed  # noqa: E402
 
 # module → the tests that are run against its mutants: its own, so that no mistake needs a far one to be seen.
 TESTS = {
@@ -50,7 +50,7 @@ TESTS = {
     "methods.penalty": [f"tests/methods/test_{name}.py" for name in ("penalty", "slots", "gaps")],
 }
 SLOW = 1.0  # seconds; a slower test is not run against mutants
-SECONDS = 30  # for one test under a mutant; an endless loop is killed as well
+SECONDS = 20  # of the processor, for one test under a mutant; an endless loop is killed as well
 
 
 def plant(function: FunctionType, code: Any) -> None:
@@ -76,9 +76,8 @@ class Loop:
         todo = [(f, change, code) for f in functions(self.module) for change, code in mutants(self.module, f)]
         self.tests = self._timed(session.items)
         self.total = len(todo)
-        self.killers = mmap.mmap(
-            -1, 4 * max(self.total, 1)
-        )  # each process writes which test killed its mutant
+        # Each process writes which test killed its mutant.
+        self.killers = mmap.mmap(-1, 4 * max(self.total, 1))
         running: dict[int, tuple[int, Change]] = {}
         begin = time.monotonic()
         for number, (function, change, code) in enumerate(todo):
@@ -117,7 +116,7 @@ class Loop:
         os.dup2(nowhere, 2)
         try:
             plant(function, code)
-        except Exception:
+        except Exception:  # a default that cannot be computed
             return 1
         for name, item in self.tests:
             if not _passes(item):
@@ -126,18 +125,18 @@ class Loop:
         return 0
 
     def _timed(self, items: list[Any]) -> list[tuple[int, Any]]:
-        """The numbered tests, the quick ones first and the slow ones left out, as timed without a mutant."""
+        """The numbered tests, the quick ones first and the slow ones left out, as timed without a mutant.
+
+        Every function is planted as it is, so that planting by itself fails no test.
+        """
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            seconds = []
-            for item in items:
-                begin = time.process_time()
-                passed = _passes(item)
-                seconds.append(time.process_time() - begin if passed else -1.0)
-            with os.fdopen(writer, "wb") as stream:
-                stream.write(pickle.dumps(seconds))
-            os._exit(0)
+            try:
+                with os.fdopen(writer, "wb") as stream:
+                    stream.write(pickle.dumps(self._seconds(items)))
+            finally:
+                os._exit(0)
         os.close(writer)
         with os.fdopen(reader, "rb") as stream:
             seconds = pickle.loads(stream.read())
@@ -153,6 +152,17 @@ class Loop:
         )
         return [(i + 1, items[i]) for i in kept]
 
+    def _seconds(self, items: list[Any]) -> list[float]:
+        """What each test takes; −1 if it fails."""
+        for function in functions(self.module):
+            plant(function, compile(parsed(function)[0], "<as it is>", "exec"))
+        seconds = []
+        for item in items:
+            begin = time.process_time()
+            passed = _passes(item)
+            seconds.append(time.process_time() - begin if passed else -1.0)
+        return seconds
+
 
 def _passes(item: Any) -> bool:
     from _pytest.runner import runtestprotocol
@@ -160,10 +170,10 @@ def _passes(item: Any) -> bool:
     def stop(*_: Any) -> None:
         os._exit(1)  # too long: an endless loop is noticed
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     reports = runtestprotocol(item, log=False, nextitem=None)
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return not any(report.failed for report in reports)
 
 

@@ -150,30 +150,28 @@ def _places(parent: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST
                 yield from _places(node)
 
 
-def _code(tree: ast.Module) -> CodeType:
-    """The code object of the only function of a module."""
-    return next(x for x in compile(tree, "<source>", "exec").co_consts if isinstance(x, CodeType))
-
-
 def _names(code: CodeType) -> tuple[Any, ...]:
     """By which a change of the source would be noticed; the bytes differ anyway, as a module knows its imports."""
-    return (
-        code.co_name,
-        code.co_names,
-        code.co_varnames,
-        [x for x in code.co_consts if not isinstance(x, CodeType | str)],
-    )
+    constants = [x for x in code.co_consts if not isinstance(x, CodeType | str)]
+    return code.co_name, code.co_names, code.co_varnames, constants
 
 
-def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, Any]]:
-    """Every mutant of a function, with its code object."""
+def parsed(function: FunctionType) -> tuple[ast.Module, int]:
+    """The tree of a function's source, without decorators, and the line where it begins."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
-    if not isinstance(tree.body[0], ast.FunctionDef):
-        return
-    tree.body[0].decorator_list = []
-    if _names(_code(tree)) != _names(function.__code__):
-        raise SystemExit(f"{module}: its source has changed since it was imported; run again")
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    code = next(x for x in compile(tree, "<source>", "exec").co_consts if isinstance(x, CodeType))
+    if _names(code) != _names(function.__code__):
+        raise SystemExit(f"{function.__qualname__} has changed since it was imported; run again")
+    return tree, first
+
+
+def mutants(module: str, function: FunctionType) -> Iterator[tuple[Change, CodeType]]:
+    """Every mutant of a function, as the code of a module that defines it."""
+    tree, first = parsed(function)
     for number, (_, _, _, node) in enumerate(_places(tree)):
         for variant, _ in enumerate(_variants(node)):
             changed = copy.deepcopy(tree)
