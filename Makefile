@@ -9,8 +9,9 @@ PIP       = -m pip --disable-pip-version-check
 PYTHON    =
 ARGS      =
 
-# Tests never ask a model hub for anything.
-RUN_TESTS = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 $(TEST_VENV)/bin/python -m pytest
+# Tests never ask a model hub for anything. One process a core, each with one thread: more would wait for each other.
+RUN_TESTS = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 $(TEST_VENV)/bin/python -m pytest \
+            -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -45,10 +45,27 @@ class Mutant:
     survives: str = ""
 
 
-def load() -> list[Mutant]:
-    """All mutants of the numeric core, file by file."""
-    files = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*.toml"))]
-    return [Mutant(**entry) for data in files for entry in data["mutant"]]
+def topics() -> list[str]:
+    """The data files of the numeric core, by name."""
+    return sorted(path.stem for path in DATA.glob("*.toml"))
+
+
+def load(*names: str) -> list[Mutant]:
+    """All mutants of the numeric core, or those of some topics."""
+    files = [(DATA / f"{name}.toml").read_text(encoding="utf-8") for name in names or topics()]
+    return [Mutant(**entry) for text in files for entry in tomllib.loads(text)["mutant"]]
+
+
+def of_topic(name: str) -> pytest.MarkDecorator:
+    """Parametrizes a test over the mutants of a topic that some test must notice."""
+    found = [mutant for mutant in load(name) if not mutant.survives]
+    return pytest.mark.parametrize("mutant", found, ids=[mutant.name for mutant in found])
+
+
+def require_caught(mutant: Mutant) -> None:
+    """Fail with what the mistake is and why nobody noticed."""
+    verdict = judge(mutant)
+    assert verdict.caught, f"{mutant.mistake}: {verdict.reason}"
 
 
 def resolve(target: str) -> FunctionType:
@@ -109,7 +126,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
         function.__code__, function.__defaults__, function.__kwdefaults__ = original
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps its plugins in sets
 class Outcomes:
     """A pytest plugin that keeps what happened to each test: None if it passed, otherwise its exception."""
 

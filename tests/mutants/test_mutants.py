@@ -1,12 +1,13 @@
-"""Every planted mistake is caught, by the test that is named for it, by a number."""
+"""What planting a mistake does, and that the data make sense; test_caught_*.py plant them all."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from rung.kl import k1
-from tests.mutants.runner import Mutant, judge, load, mutated, planted, resolve, run
+from tests.mutants.runner import Mutant, judge, load, mutated, planted, resolve, run, topics
 
 MUTANTS = load()
 CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives]
@@ -26,10 +27,12 @@ def k1_of_two_and_one():
     return k1(torch.tensor([2.0]), torch.tensor([1.0])).item()
 
 
-@pytest.mark.parametrize("mutant", CAUGHT, ids=[mutant.name for mutant in CAUGHT])
-def test_caught(mutant):
-    verdict = judge(mutant)
-    assert verdict.caught, f"{mutant.mistake}: {verdict.reason}"
+def test_every_topic_has_its_tests():
+    """One file a topic, so that processes can share them: test_caught_<topic>.py."""
+    here = Path(__file__).parent
+    assert [
+        path.stem.removeprefix("test_caught_") for path in sorted(here.glob("test_caught_*.py"))
+    ] == topics()
 
 
 def test_survivors_really_survive():

@@ -1,0 +1,8 @@
+"""Each mistake of core/verify_tables.toml is caught, by the test that is named for it, by a number."""
+
+from tests.mutants.runner import Mutant, of_topic, require_caught
+
+
+@of_topic("verify_tables")
+def test_caught(mutant: Mutant) -> None:
+    require_caught(mutant)
