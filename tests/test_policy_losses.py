@@ -17,11 +17,10 @@ from rung.policy_losses import (
     sequence_clipped_loss,
 )
 from rung.rollout.sampling import draw
-from tests.batches import INF, NAN, close, f64, flags, gradient, leaf
+from tests.batches import NAN, close, f64, flags, gradient, leaf
 from tests.toys import assert_digits
 
 WITH_RATIO = [importance_weighted_loss, clipped_loss]
-sequence_clip = partial(sequence_clipped_loss, clip_low=0.2, clip_high=0.2)
 
 
 def ratio_and_slope(loss, ratio, credit, **settings):
@@ -85,6 +84,17 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_and_of_no_other():
     # For a good token c Ψ = 3 would be above the objective: it must not be raised to it.
     assert ratio_and_slope(clipped_loss, 1.1, 1.0, dual_clip=3.0) == pytest.approx((-1.1, -1.1), abs=1e-12)
     assert ratio_and_slope(clipped_loss, 10.0, 1.0, dual_clip=3.0) == pytest.approx((-1.2, 0.0), abs=1e-12)
+    assert ratio_and_slope(clipped_loss, 1.1, 0.5, dual_clip=3.0) == pytest.approx((-0.55, -0.55), abs=1e-12)
+    # It is c Ψ, whatever the size of either.
+    assert ratio_and_slope(clipped_loss, 10.0, -2.0, dual_clip=1.5) == pytest.approx((3.0, 0.0), abs=1e-12)
+
+
+def test_bounds_may_leave_no_room_and_all_of_it_below():
+    """ε = 0: every ratio that a credit would push further counts as 1. ε_low = 1: no ratio is too small."""
+    none = {"clip_low": 0.0, "clip_high": 0.0}
+    assert ratio_and_slope(clipped_loss, 1.5, 2.0, **none) == pytest.approx((-2.0, 0.0), abs=1e-12)
+    assert ratio_and_slope(clipped_loss, 0.5, -2.0, **none) == pytest.approx((2.0, 0.0), abs=1e-12)
+    assert ratio_and_slope(clipped_loss, 0.01, -2.0, clip_low=1.0) == pytest.approx((0.02, 0.02), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -150,65 +160,6 @@ def test_case_N6_a_loss_of_zero_is_not_a_gradient_of_zero():
         close(gradient(value, policy), [[-1.0, 1.0]])
 
 
-# --- the clip of whole sequences -----------------------------------------------------------------------------------
-
-RATIOS = f64([[4.0, 0.5, NAN, 0.5], [3.0, NAN, INF, 3.0], [0.25, 7.0, 7.0, 7.0], [1.0, 1.0, 1.0, 1.0]])
-SEQUENCES = flags([[1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
-
-
-def test_the_clip_of_sequences_by_hand():
-    """Geometric means 1 (4 · ½ · ½), 3 and ¼ over lengths 3, 2 and 1; the last row counts nothing."""
-    policy = RATIOS.log().requires_grad_()
-    credit = f64([[2.0], [2.0], [2.0], [2.0]]).expand(4, 4)
-    loss = sequence_clip(policy, torch.zeros(4, 4, dtype=torch.float64), credit, SEQUENCES)
-    per_row = f64([[-2.0], [-2.4], [-0.5], [0.0]])
-    close(loss, torch.where(SEQUENCES, per_row, 0.0))
-    # −s A/L on each token, L times over: of the first row −2, of the third −½; the second is clipped.
-    close(gradient(loss, policy), [[-2.0, -2.0, 0.0, -2.0], [0.0] * 4, [-0.5, 0.0, 0.0, 0.0], [0.0] * 4])
-
-
-def test_a_sequence_of_bad_credit_is_clipped_from_below_and_unbounded_above():
-    policy = RATIOS.log().requires_grad_()
-    credit = torch.full((4, 4), -1.0, dtype=torch.float64)
-    loss = sequence_clip(policy, torch.zeros(4, 4, dtype=torch.float64), credit, SEQUENCES)
-    close(loss, torch.where(SEQUENCES, f64([[1.0], [3.0], [0.8], [0.0]]), 0.0))
-    slope = gradient(loss, policy)
-    close(slope[1], [3.0, 0.0, 0.0, 3.0])
-    close(slope[2], [0.0] * 4)
-
-
-def test_the_bounds_of_a_sequence_are_separate():
-    def at(ratio, credit):
-        loss = sequence_clipped_loss(
-            f64([[ratio]]).log(), f64([[0.0]]), f64([[credit]]), flags([[1]]), clip_low=0.1, clip_high=0.4
-        )
-        return loss.item()
-
-    assert [at(1.3, 1.0), at(1.5, 1.0)] == pytest.approx([-1.3, -1.4], abs=1e-12)
-    assert [at(0.95, -1.0), at(0.85, -1.0)] == pytest.approx([0.95, 0.9], abs=1e-12)
-
-
-def test_a_sequence_has_one_credit_the_mean_of_its_tokens():
-    """Ratios 2 and 2, credits 1 and 4 (and NaN off the mask): s A = 2 · 2.5, clipped to 1.2 · 2.5; 5 if not clipped."""
-    policy = f64([[2.0, 2.0, 9.0]]).log()
-    credit, mask, old = f64([[1.0, 4.0, NAN]]), flags([[1, 1, 0]]), torch.zeros(1, 3, dtype=torch.float64)
-    close(sequence_clip(policy, old, credit, mask), [[-3.0, -3.0, 0.0]])
-    wide = sequence_clipped_loss(policy, old, credit, mask, clip_low=0.2, clip_high=9.0)
-    close(wide, [[-5.0, -5.0, 0.0]])
-
-
-def test_the_clip_of_sequences_refuses_what_it_cannot_use():
-    row = f64([[0.0, 0.0]])
-    with pytest.raises(InvalidInput, match="boolean"):
-        sequence_clip(row, row, row, f64([[1.0, 0.0]]))
-    with pytest.raises(InvalidInput, match="clipping needs"):
-        sequence_clipped_loss(row, row, row, flags([[1, 1]]), clip_low=NAN, clip_high=0.2)
-    arguments = {"policy_logprobs": row, "old_logprobs": row, "credit": row, "mask": flags([[1, 1]])}
-    for odd, value in arguments.items():
-        with pytest.raises(InvalidInput, match=rf"same shape.* {odd} \(2, 1\)"):
-            sequence_clip(**{**arguments, odd: value.T})
-
-
 # --- the capped weight ---------------------------------------------------------------------------------------------
 
 
@@ -232,6 +183,8 @@ def test_cispo_by_hand(ratio, credit, weight):
 
 
 def test_the_cap_of_cispo_is_a_ratio_and_not_a_distance():
+    for cap in (1.0, 1.5):
+        assert ratio_and_slope(cispo_loss, 2.0, 3.0, cap=cap)[1] == pytest.approx(-3.0 * cap, abs=1e-12)
     for wrong in (0.28, 0.0, -1.0, NAN):
         with pytest.raises(InvalidInput, match="the largest ratio itself"):
             cispo_loss(f64([0.0]), f64([0.0]), f64([1.0]), cap=wrong)
