@@ -119,10 +119,8 @@ class Rollouts:
     @property
     def rewards(self) -> PerToken:
         """[B, T] r_t: the outcome reward at the last token that the policy sampled, 0 elsewhere."""
-        positions = torch.arange(self.mask.shape[1], device=self.mask.device).expand_as(self.mask)
-        last = torch.where(self.mask, positions, -1).amax(1) if self.mask.shape[1] else self.groups
-        at_last = (positions == last.unsqueeze(1)) & self.mask
-        return torch.where(at_last, self.outcome_rewards.unsqueeze(1), 0.0)
+        remaining = self.mask.flip(1).cumsum(1).flip(1)
+        return torch.where(self.mask & (remaining == 1), self.outcome_rewards.unsqueeze(1), 0.0)
 
 
 def build_rollouts(completions: Sequence[Completion], outcomes: Sequence[Outcome]) -> Rollouts:

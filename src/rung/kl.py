@@ -13,6 +13,7 @@ estimators; tests/unbiased/test_kl_gradients.py for every cell.
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -184,6 +185,7 @@ class AdaptiveKL:
 
     Source: Ziegler et al. 2019, 1909.08593, section 2.2. It steers the divergence from the *reference*, which is not
     a trust region: a step goes from the old policy to the new one, and the reference is somewhere else.
+    Differs from source: the gain is n/horizon, as in the authors' code, where the text has a constant 0.1.
 
     >>> AdaptiveKL(coefficient=0.2, target=6.0, horizon=10_000).update(12.0, 256).coefficient
     0.201024
@@ -202,9 +204,15 @@ class AdaptiveKL:
         """The next controller, after `sequences` sequences whose mean KL was `sequence_kl` nats.
 
         Raises:
-            InvalidInput: the measured KL is NaN, infinite or negative.
+            InvalidInput: the measured KL is NaN, infinite or negative, or the horizon is so short that one update
+                could turn the penalty into a bonus.
         """
         _require_measured(sequence_kl, sequences)
+        if not self.horizon > 0.2 * sequences:
+            raise InvalidInput(
+                f"a horizon of {self.horizon:g} sequences is too short for updates after {sequences} of them: the "
+                f"coefficient may fall to 0 or below at once; use more than {0.2 * sequences:g}"
+            )
         error = min(max(sequence_kl / self.target - 1.0, -0.2), 0.2)
         return replace(self, coefficient=self.coefficient * (1.0 + error * sequences / self.horizon))
 
@@ -213,10 +221,12 @@ class AdaptiveKL:
 class DoublingKL:
     """A KL coefficient that is halved or doubled when a step's divergence leaves a band around its target.
 
-        KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β
+        KL < target/1.5:  β ← β/2        KL > 1.5 · target:  β ← 2β        within [LEAST, MOST]
 
     Source: Schulman et al. 2017, 1707.06347, section 4 (the adaptive penalty of PPO). The divergence is that of the
     step, KL(π_old‖π), mean over states: a trust region, which the divergence from the reference is not.
+    Differs from source: β is not steered out of [`LEAST`, `MOST`]. Where the divergence does not answer to it, because
+    nothing is learned for a while, it would be halved or doubled for ever and never come back in time.
 
     >>> DoublingKL(coefficient=1.0, target=0.01).update(0.02, 256).coefficient
     2.0
@@ -224,6 +234,8 @@ class DoublingKL:
 
     coefficient: float
     target: float
+    LEAST: ClassVar[float] = 1e-4
+    MOST: ClassVar[float] = 1e4
 
     def __post_init__(self) -> None:
         """Refuse a controller that could not work."""
@@ -238,7 +250,7 @@ class DoublingKL:
         """
         _require_measured(kl, sequences)
         if kl < self.target / 1.5:
-            return replace(self, coefficient=self.coefficient / 2.0)
+            return replace(self, coefficient=max(self.coefficient / 2.0, min(self.LEAST, self.coefficient)))
         if kl > self.target * 1.5:
-            return replace(self, coefficient=self.coefficient * 2.0)
+            return replace(self, coefficient=min(self.coefficient * 2.0, max(self.MOST, self.coefficient)))
         return self

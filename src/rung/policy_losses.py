@@ -69,7 +69,7 @@ def importance_weighted_loss(policy_logprobs: PerToken, old_logprobs: PerToken, 
 
 
 def _require_bounds(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
-    """Refuse bounds that do not hold 1 between them, and a dual clip inside them."""
+    """Refuse bounds that do not hold 1 between them, and a dual clip of 1 or less."""
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0 and (dual_clip is None or dual_clip > 1.0)):
         raise InvalidInput(
             f"clipping needs 0 ≤ clip_low ≤ 1, clip_high ≥ 0 and dual_clip > 1; "

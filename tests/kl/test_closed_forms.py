@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.errors import InvalidInput
-from rung.kl import capped, entropy, k1, k2, k3, kl_divergence
+from rung.kl import AdaptiveKL, DoublingKL, capped, entropy, k1, k2, k3, kl_divergence
 from rung.masked import masked_mean, masked_sum
 from rung.notation import MAX_LOG_RATIO
 from tests.batches import INF, NAN, close, f64, flags, gradient, leaf
@@ -159,3 +159,21 @@ def test_case_A9_the_entropy_bonus_carries_a_gradient_of_the_right_sign():
     close(slope, [0.01 * p * (math.log(p) + h) for p in P])
     assert_digits(slope.numpy(), [0.00168253, -0.00052296, -0.00115957], 8)
     assert entropy(logits - 10 * slope).item() > h
+
+
+def test_a_doubling_coefficient_comes_back_in_time():
+    """A thousand updates in which nothing moved, or everything did: 14 halvings or doublings at most."""
+    still = moving = DoublingKL(1.0, target=0.01)
+    for _ in range(1000):
+        still, moving = still.update(0.0, 8), moving.update(1.0, 8)
+    assert (still.coefficient, moving.coefficient) == (1e-4, 1e4)
+    assert still.update(1.0, 8).coefficient == 2e-4
+    assert moving.update(0.0, 8).coefficient == 5e3
+    assert DoublingKL(1e-6, target=0.01).update(0.0, 8).coefficient == 1e-6  # as it was set
+    assert DoublingKL(1e6, target=0.01).update(1.0, 8).coefficient == 1e6
+
+
+def test_a_horizon_that_could_turn_a_penalty_into_a_bonus_is_refused():
+    with pytest.raises(InvalidInput, match=r"a horizon of 3 sequences is too short .* use more than 12.8"):
+        AdaptiveKL(0.1, target=3.0, horizon=3).update(1.0, 64)
+    assert AdaptiveKL(0.1, target=3.0, horizon=64).update(0.0, 64).coefficient == pytest.approx(0.08)

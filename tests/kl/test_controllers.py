@@ -81,9 +81,9 @@ def test_settings_that_cannot_work_are_refused(setting):
         AdaptiveKL(**({"coefficient": 0.1, "target": 1.0, "horizon": 10.0} | setting))
 
 
-def test_a_coefficient_of_zero_stays_off_and_small_targets_and_horizons_work():
+def test_a_coefficient_of_zero_stays_off_and_small_targets_work():
     for controller in (
-        AdaptiveKL(coefficient=0.0, target=0.01, horizon=0.5),
+        AdaptiveKL(coefficient=0.0, target=0.01, horizon=1.7),
         DoublingKL(coefficient=0.0, target=0.01),
     ):
         assert controller.update(1.0, 8).coefficient == 0.0

@@ -188,3 +188,18 @@ def test_a_steered_coefficient_multiplies_the_penalty():
     close(steered.token_rewards(two_rows()), penalized(k1, "reward").token_rewards(two_rows()))
     later = steered.after(two_rows(), kl=9.0)
     close(later.token_rewards(two_rows())[1], [-2.0 - 2 * BETA * 0.3, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("placement", "rewards"), ("against", "ref"), ("level", "seq"), ("weight", "Live"), ("weight", "none")],
+)
+def test_a_word_that_a_penalty_does_not_know_is_refused(name, word):
+    with pytest.raises(InvalidInput, match=f"the {name} of a KL penalty is one of .* got '{word}'"):
+        KLPenalty(**({"estimator": k1, "placement": "loss", "coefficient": 0.1} | {name: word}))
+
+
+@pytest.mark.parametrize("beta", [math.inf, math.nan, -0.1])
+def test_a_coefficient_is_a_finite_number(beta):
+    with pytest.raises(InvalidInput, match="finite and ≥ 0"):
+        KLPenalty(k1, placement="reward", coefficient=beta)

@@ -80,7 +80,7 @@ def reward_to_go_minus_batch_mean(
         [B, T], reward units, 0 off the mask.
 
     Exactness:
-        E[gradient] = (1 − 1/B) · ∇J, as for `minus_batch_mean`, with less variance: what was earned before t has
+        E[gradient] = (1 − 1/B) · ∇J, as for `minus_batch_mean`: what was earned before t has
         mean zero against the score at t, both in G_t and in the sequence's own share of the baseline.
         Checked by tests/unbiased/test_methods.py::test_a_batch_mean_is_a_matter_of_scale.
 

@@ -45,8 +45,8 @@ def total_return(rewards: PerToken, mask: TokenMask, *, gamma: float = 1.0) -> P
         [B, T], reward units, 0 off the mask.
 
     Exactness:
-        Unbiased Ψ for ∇J (of the discounted J where γ < 1), and the noisiest: rewards before t multiply the score at
-        t with mean zero. Checked by tests/unbiased/test_methods.py::test_unbiased_credits and
+        Unbiased Ψ for ∇J (of the discounted J where γ < 1): rewards before t multiply the score at t with mean zero,
+        and usually add to the noise. Checked by tests/unbiased/test_methods.py::test_unbiased_credits and
         ::test_discounted_returns.
 
     >>> total_return(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))

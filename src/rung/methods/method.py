@@ -217,7 +217,7 @@ class Method:
             if entropy is None:
                 raise InvalidInput(f"method {self.name!r} has an entropy bonus: give the policy's entropy")
             token_loss = token_loss - self.entropy_coefficient * select(entropy, batch.mask)
-        return masked_sum(weights.to(token_loss.dtype) * select(token_loss, batch.mask), batch.mask)
+        return masked_sum(weights * select(token_loss, batch.mask), batch.mask)
 
     def _divergence(self, kl: KLPenalty, policy_logprobs: PerToken, batch: TrainingBatch) -> PerToken:
         other = batch.reference_logprobs if kl.against == "reference" else batch.old_logprobs
@@ -233,12 +233,12 @@ class Method:
 
         Args:
             rollouts: the batch that was trained on, annotated.
-            kl: its mean divergence in the direction that `self.kl` penalises, nats per sequence; None if unknown.
+            kl: its mean divergence in the direction that `self.kl` penalises, in the units of its controller's
+                target (nats per sequence from the reference, per token from the old policy); None if unknown.
         """
         method = self
         if hasattr(self.credit, "after"):
-            mask = rollouts.mask & rollouts.valid.unsqueeze(1)
-            returns = masked_sum(self.token_rewards(rollouts), mask, dim=1).detach()
+            returns = masked_sum(self.token_rewards(rollouts), rollouts.mask, dim=1).detach()
             method = replace(method, credit=self.credit.after(returns, rollouts.valid))
         if self.kl is not None and kl is not None:
             method = replace(method, kl=self.kl.after(kl, int(rollouts.valid.sum())))

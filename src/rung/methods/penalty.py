@@ -1,5 +1,6 @@
 """A KL penalty: which estimator, against what, placed where, with which coefficient."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,6 +14,12 @@ from rung.notation import MAX_LOG_RATIO, PerToken, TokenMask
 
 Controller = AdaptiveKL | DoublingKL
 Coefficient = float | Controller
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "placement": ("reward", "loss"),
+    "against": ("reference", "old"),
+    "level": ("token", "sequence"),
+    "weight": (None, "detached", "live"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,13 +34,14 @@ class KLPenalty:
         against: "reference", the frozen model that training started from: KL(policy‖reference).
             "old", the policy at the start of the update: KL(old‖policy), in the loss only.
         level: "token": the estimator at each token. "sequence": of the summed log-probabilities, one number a
-            sequence, spread evenly over its tokens in the loss and placed on the last one in the reward.
+            sequence, placed on the last token in the reward and spread evenly over the tokens in the loss (one number
+            a sequence under `sequence_sum`; other aggregations weigh it by length as they weigh everything).
         weight: the importance ratio policy/old that multiplies the estimator in the loss, of the same level:
             None, "detached" or "live". Detaching changes which gradient it is.
 
     Raises:
-        InvalidInput: a combination that is a mistake: a negative coefficient (it would push the policy away), or
-            a KL to the old policy, or an importance weight, in the reward.
+        InvalidInput: a word that is none of these, or a combination that is a mistake: a negative coefficient (it would
+            push the policy away), or a KL to the old policy, or an importance weight, in the reward.
     """
 
     estimator: Callable[[PerToken, PerToken], PerToken]
@@ -45,8 +53,13 @@ class KLPenalty:
 
     def __post_init__(self) -> None:
         """Refuse what could only be a mistake."""
-        if not self.beta >= 0:
-            raise InvalidInput(f"the KL coefficient must be ≥ 0 (a penalty), got {self.beta}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidInput(
+                    f"the {name} of a KL penalty is one of {choices}, got {getattr(self, name)!r}"
+                )
+        if not 0 <= self.beta < math.inf:
+            raise InvalidInput(f"the KL coefficient must be finite and ≥ 0 (a penalty), got {self.beta}")
         if self.placement == "reward" and (self.against == "old" or self.weight is not None):
             raise InvalidInput(
                 "a KL in the reward is a constant under ∇: against the old policy, or under an importance weight of "

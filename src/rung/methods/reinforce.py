@@ -105,7 +105,10 @@ def rloo(*, kl_coefficient: Coefficient = 0.05) -> Method:
 
 
 def rloo_corrected(*, kl_coefficient: Coefficient = 0.05, cap: float = 2.0) -> Method:
-    """RLOO whose samples come from another engine: the sequence's ratio to it, truncated, weighs each token's loss."""
+    """RLOO whose samples come from another engine: the sequence's ratio to it, truncated, weighs each token's loss.
+
+    Where sampler and trainer agree, as the engine in this process does, every weight is 1 and this is RLOO.
+    """
     return Method(
         name="rloo-corrected",
         credit=leave_one_out,
