@@ -1,18 +1,22 @@
 """Recipes: what is wrong is said with file, line and key, and everything is checked before anything starts."""
 
+import dataclasses
 import inspect
+import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from rung.errors import UsageError
+from rung.errors import InvalidInput, UsageError
 from rung.kl import AdaptiveKL, DoublingKL
 from rung.methods import CATALOGUE, Method
-from rung.training.choice import SETTINGS
+from rung.training.choice import SETTINGS, remarks
 from rung.training.config import (
     Checkpoint,
     Evaluation,
@@ -27,6 +31,7 @@ from rung.training.config import (
     shipped,
 )
 from rung.training.explain import ELSEWHERE, REFUSED, keys_by_section
+from rung.training.probe import probe
 from rung.trust_region import TrustRegion
 from tests.learning import TRAINABLE
 from tests.tiny import RL, SFT
@@ -219,6 +224,8 @@ def test_sizes_that_make_no_model_are_refused_before_it_is_made(
 # Methods that look at one completion at a time, or at the batch.
 ALONE = ["vpg", "remax", *(name for name in TRAINABLE if name.startswith("reinforce"))]
 ALONE.remove("reinforce++-baseline")
+# Of these, the ones whose credit is of a completion and of numbers that were there before it.
+BY_ITSELF = ["vpg", "remax", "reinforce-constant", "reinforce-moving-average"]
 RATIO = ["ppo-loo", "dual-clip", "ppo-penalty", "reinforce++", "reinforce++-baseline"]
 RATIO += ["grpo", "dr-grpo", "dapo", "gspo", "cispo"]
 
@@ -256,6 +263,22 @@ RATIO += ["grpo", "dr-grpo", "dapo", "gspo", "cispo"]
         (["method=ppo-penalty", "kl_coefficient=0"], "one that starts at 0 stays there"),
         (["method=ppo-penalty", "kl_target=6.0", "kl_horizon=1e4"], "steers its KL coefficient by itself"),
         (["method=dapo", "overlong_buffer=5"], "overlong_buffer = 5 is more than rollout.max_new_tokens = 4"),
+        (
+            ["method=ppo-penalty"],
+            "at one update per rollout batch the policy still is the old one: the gradient of",
+        ),
+        (["kl_target=6.0", "kl_horizon=9.6"], "only for kl_horizon > 9.6"),
+        (
+            ["method=cispo", "cap=0.2"],
+            "the cap is the largest ratio itself, so at least 1 (5.0, say); got 0.2",
+        ),
+        *(
+            (
+                [f"method={name}", "rollout.prompts_per_step=1", "rollout.samples_per_prompt=1"],
+                f"method {name} subtracts a mean over the batch: with one completion a step that is its own return",
+            )
+            for name in ("reinforce", "reinforce-step-mean", "reinforce++")
+        ),
         (["rollout.max_rounds=2"], "max_rounds is for a method that leaves groups out and draws others"),
         *(
             (
@@ -310,6 +333,7 @@ def test_reuse_is_allowed_where_there_is_a_ratio_and_one_sample_where_none_is_co
         words = [f"method={name}"]
         words += ["training.epochs=3"] if name in RATIO else []
         words += ["rollout.samples_per_prompt=1"] if name in ALONE else []
+        words += ["rollout.prompts_per_step=1"] if name in BY_ITSELF else []
         assert load_recipe(str(tmp_path / "r.toml"), words).build_method().name == name
 
 
@@ -367,8 +391,8 @@ def test_a_kl_coefficient_is_a_number_or_where_a_controller_starts(tmp_path: Pat
         (plain, [], 0.05),
         (RECIPE, adaptive, AdaptiveKL(0.02, 6.0, 1e4)),
         (plain, adaptive, AdaptiveKL(0.05, 6.0, 1e4)),
-        (RECIPE, ["method=ppo-penalty"], DoublingKL(0.02, 0.01)),
-        (plain, ["method=ppo-penalty"], DoublingKL(1.0, 0.01)),
+        (RECIPE, ["method=ppo-penalty", "training.epochs=2"], DoublingKL(0.02, 0.01)),
+        (plain, ["method=ppo-penalty", "training.mini_batches=2"], DoublingKL(1.0, 0.01)),
         (plain, ["method=dapo"], 0.0),
     ]:
         (tmp_path / "r.toml").write_text(text, "utf-8")
@@ -511,6 +535,116 @@ def test_a_written_recipe_has_every_default(name: str) -> None:
     for section, model in [("evaluation", Evaluation), ("checkpoint", Checkpoint)]:
         compare(model, written[section])
     assert ("scratch" in written) == (written["model"] == "scratch")
+
+
+def resolved(tmp_path: Path, text: str, *words: str) -> dict[str, object]:
+    """What is written of a recipe with another method."""
+    (tmp_path / "r.toml").write_text(text, "utf-8")
+    return tomllib.loads(dump(load_recipe(str(tmp_path / "r.toml"), list(words))))
+
+
+def test_a_written_recipe_has_the_settings_of_the_method_that_the_command_line_chose(tmp_path: Path) -> None:
+    """As published: GRPO clips at 0.2 on both sides, DAPO at 0.2 and 0.28; a fifth of 9 tokens is 1."""
+    plain = RECIPE.replace("kl_coefficient = 0.02\n", "")
+    for words, expected in [
+        ([], {"kl_coefficient": 0.05}),
+        (["method=grpo"], {"kl_coefficient": 0.05, "clip_low": 0.2, "clip_high": 0.2}),
+        (["method=grpo", "clip_high=0.3"], {"kl_coefficient": 0.05, "clip_low": 0.2, "clip_high": 0.3}),
+        (
+            ["method=dapo", "rollout.max_new_tokens=9"],
+            {"kl_coefficient": 0.0, "clip_low": 0.2, "clip_high": 0.28, "overlong_buffer": 1},
+        ),
+        (["method=ppo-penalty", "training.epochs=2"], {"kl_coefficient": 1.0}),
+        (["method=trpo"], {"kl_coefficient": 0.05, "max_kl": 0.01}),
+        (["method=cispo"], {"kl_coefficient": 0.0, "cap": 5.0}),
+    ]:
+        written = resolved(tmp_path, plain, *words)
+        assert {key: written[key] for key in SETTINGS if key in written} == expected
+    assert resolved(tmp_path, RECIPE, "method=grpo")["kl_coefficient"] == 0.02
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_written_recipe_is_its_method_whatever_the_defaults_become(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every default of the constructor doubled, the recipe that was written builds what it built before."""
+    plain = RECIPE.replace("kl_coefficient = 0.02\n", "")
+    words = [f"method={name}", "training.epochs=2" if name in RATIO else "training.epochs=1"]
+    (tmp_path / "r.toml").write_text(plain, "utf-8")
+    before = load_recipe(str(tmp_path / "r.toml"), words)
+    (tmp_path / "written.toml").write_text(dump(before), "utf-8")
+    factory = CATALOGUE[name]
+
+    def newer(**settings: Any) -> Method:
+        return factory(**settings)
+
+    parameters = [
+        p.replace(default=2 * p.default) if isinstance(p.default, float) else p
+        for p in inspect.signature(factory).parameters.values()
+    ]
+    newer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    monkeypatch.setitem(CATALOGUE, name, newer)
+    after = load_recipe(str(tmp_path / "written.toml"))
+    assert after == before
+    one, other = before.build_method(), after.build_method()
+    assert one.kl == other.kl
+    assert one.update == other.update
+    for slot in ("credit", "policy_loss", "correction"):
+        mine, theirs = getattr(one, slot), getattr(other, slot)
+        assert getattr(mine, "keywords", mine) == getattr(theirs, "keywords", theirs)
+
+
+def test_a_setting_that_a_slot_refuses_is_told_when_the_recipe_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credit, policy loss and aggregation run once on two completions; whichever refuses is heard."""
+    text = RECIPE.replace("kl_coefficient = 0.02\n", "")
+
+    def refusing(mask: torch.Tensor) -> torch.Tensor:
+        raise InvalidInput(f"no weights for {mask.shape[0]} rows")
+
+    for slot in ("credit", "aggregation", "policy_loss", "select"):
+        method = dataclasses.replace(CATALOGUE["vpg"](), **{slot: refusing})
+        if slot == "select":
+            method = dataclasses.replace(method, select=lambda returns: refusing(returns))
+        monkeypatch.setitem(CATALOGUE, "vpg", lambda *, kl_coefficient=0.05, method=method: method)
+        said = message(text, tmp_path, ["method=vpg"])
+        assert said == "recipe r.toml with method=vpg: no weights for 2 rows"
+
+
+def test_a_recipe_is_probed_in_milliseconds() -> None:
+    method = CATALOGUE["grpo"]()
+    probe(method)
+    begin = time.process_time()
+    for _ in range(10):
+        probe(method)
+    assert time.process_time() - begin < 0.5
+
+
+# --- what a reader may not have meant -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=rloo"], []),
+        (["method=rloo-corrected"], []),
+        (["method=trpo"], []),
+        (["method=ppo-penalty", "training.epochs=2"], []),
+        (["method=grpo", "training.epochs=2"], []),
+        (["method=grpo"], ["clip of grpo"]),
+        (["method=gspo", "kl_coefficient=0"], ["clip of gspo"]),
+        (["method=cispo", "kl_coefficient=0"], ["clip of cispo"]),
+        (["method=dapo"], ["method dapo has no KL of its own: kl_coefficient = 0.02", "clip of dapo"]),
+        (["method=dapo", "training.mini_batches=2"], ["method dapo has no KL of its own"]),
+    ],
+)
+def test_what_may_not_have_been_meant_is_remarked(words: list[str], said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE, "utf-8")
+    recipe = load_recipe(str(tmp_path / "r.toml"), words)
+    heard = remarks(recipe.build_method(), recipe.training.epochs * recipe.training.mini_batches)
+    assert len(heard) == len(said)
+    assert all(part in line for part, line in zip(said, heard, strict=True))
 
 
 floats = st.floats(min_value=1e-300, max_value=1e300)

@@ -40,4 +40,4 @@ def test_a_trust_region_has_its_vectors_in_place_of_the_optimizers_moments(tmp_p
 
 def test_a_reference_is_counted_where_a_method_has_one(tmp_path: Path) -> None:
     assert "reference" in plan(tmp_path).memory
-    assert "reference" not in plan(tmp_path, "method=ppo-penalty").memory
+    assert "reference" not in plan(tmp_path, "method=ppo-penalty", "training.epochs=2").memory

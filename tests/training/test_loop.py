@@ -224,7 +224,7 @@ def test_a_run_without_a_penalty_has_no_reference(tmp_path: Path) -> None:
     assert not [key for key in line if key.startswith("kl_")]
 
 
-OTHERS = [["method=remax"], ["method=dapo"], ["method=trpo"], ["method=ppo-penalty"]]
+OTHERS = [["method=remax"], ["method=dapo"], ["method=trpo"], ["method=ppo-penalty", "training.epochs=2"]]
 
 
 @pytest.mark.usefixtures("many_rewards")

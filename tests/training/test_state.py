@@ -159,7 +159,7 @@ def test_the_divergence_is_of_old_from_policy_after_the_updates_and_over_judged_
     would be 0.0187307531 and 0.0051709181.
     """
     policy = Table([[-1.0], [-2.0], [-3.0], [-4.0]])
-    trained = learner(policy, recipe("ppo-penalty", rate=0.2))
+    trained = learner(policy, recipe(rate=0.2))
     found = trained.step(one_token_each([-1.0, -2.0, -3.0, -4.0], [2.0, -1.0, -1.0, None]), ppo_penalty(), 1)
     assert [float(row.detach()) for row in policy.table] == pytest.approx([-0.8, -2.1, -3.1, -4.0], abs=1e-12)
     assert found["kl_old_policy"] == pytest.approx((0.0214027582 + 2 * 0.0048374180) / 3, abs=1e-10)
@@ -177,7 +177,7 @@ def test_nobody_measures_it_where_nothing_is_steered_by_it(monkeypatch: pytest.M
 
     def run(method: Method, rewards: Sequence[float | None]) -> dict[str, float]:
         passes.clear()
-        trained = learner(Table([[-1.0], [-2.0]]), recipe("ppo-penalty", rate=0.1))
+        trained = learner(Table([[-1.0], [-2.0]]), recipe(rate=0.1))
         return trained.step(one_token_each([-1.0, -2.0], rewards), method, 1)
 
     assert "kl_old_policy" in run(ppo_penalty(kl_coefficient=DoublingKL(0.5, 0.01)), [1.0, -1.0])
@@ -193,7 +193,7 @@ def test_a_step_without_an_update_leaves_the_coefficient(
 ) -> None:
     """A divergence of 0 would halve it, though nobody took a step that was too short."""
     monkeypatch.setattr(Addition, "reward", lambda self, problem, completion: Outcome("abstain"))
-    lines = api.train(rl_recipe(tmp_path), ["method=ppo-penalty", *FAST], root=tmp_path).metrics
+    lines = api.train(rl_recipe(tmp_path), [*PENALTY, *FAST], root=tmp_path).metrics
     assert [line["kl_coefficient"] for line in lines] == [0.02] * 5
     assert all("kl_old_policy" not in line for line in lines)
 

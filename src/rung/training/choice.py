@@ -6,6 +6,7 @@ from typing import Any
 
 from rung.kl import AdaptiveKL, DoublingKL
 from rung.methods import CATALOGUE, Method
+from rung.training.probe import probe
 
 # The keys of a recipe that constructors of methods name. `length` is not among them: it is rollout.max_new_tokens.
 SETTINGS = (
@@ -35,7 +36,7 @@ def build(
         steered: target and horizon of a KL coefficient that is steered by the divergence from the reference, or None.
 
     Raises:
-        ValueError: a setting that the method does not have, or that makes no sense with it.
+        ValueError: a setting that the method does not have, that makes no sense with it, or that a slot refuses.
     """
     factory = CATALOGUE[name]
     accepted = inspect.signature(factory).parameters
@@ -59,7 +60,20 @@ def build(
             f"method {name} needs the values of a critic, and rung train has no critic yet; "
             f"`rung verify {name}` shows what it estimates"
         )
+    probe(method)
     return method
+
+
+def defaults(method: Method) -> dict[str, float]:
+    """Every setting of a recipe that a method's constructor has, as it is where the recipe says nothing."""
+    found: dict[str, float] = {}
+    for key, parameter in inspect.signature(CATALOGUE[method.name]).parameters.items():
+        if key in SETTINGS:
+            value = parameter.default
+            found[key] = getattr(value, "coefficient", value)  # of a controller, where it starts
+    if "overlong_buffer" in found:  # a share of the length, so that only the method as it was built knows it
+        found["overlong_buffer"] = getattr(method.credit, "keywords", {})["buffer"]
+    return found
 
 
 def _coefficient(
@@ -95,3 +109,32 @@ def compares_samples(method: Method) -> bool:
 def has_ratio(method: Method) -> bool:
     """Whether the policy loss corrects for a policy that has moved on since the samples were drawn."""
     return "old_logprobs" in inspect.signature(method.policy_loss).parameters
+
+
+def penalizes_step(method: Method) -> bool:
+    """Whether a KL to the policy at the start of the update stands in the loss."""
+    return method.kl is not None and method.kl.against == "old" and method.kl.beta > 0
+
+
+def clips(method: Method) -> bool:
+    """Whether the policy loss bounds its ratios."""
+    return bool({"clip_low", "cap"} & set(inspect.signature(method.policy_loss).parameters))
+
+
+def remarks(method: Method, updates: int) -> list[str]:
+    """What a recipe makes of a method and its reader may not have meant.
+
+    Args:
+        method: as the recipe makes it.
+        updates: optimizer steps for each rollout batch.
+    """
+    said = []
+    own = inspect.signature(CATALOGUE[method.name]).parameters["kl_coefficient"].default
+    if own == 0.0 and method.kl is not None and method.kl.beta > 0:
+        said.append(
+            f"method {method.name} has no KL of its own: kl_coefficient = {method.kl.beta:g} in the recipe adds one, "
+            "and with it a reference model"
+        )
+    if updates == 1 and clips(method):
+        said.append(f"one update per batch: every ratio is 1, so that the clip of {method.name} does not act")
+    return said

@@ -12,8 +12,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE, Method
-from rung.training.choice import SETTINGS, build, compares_samples, has_ratio
+from rung.training.choice import SETTINGS, build, compares_samples, defaults, has_ratio, penalizes_step
 from rung.training.explain import explain, nearest
+from rung.training.probe import vanishes_alone
 from rung.training.sections import (
     Checkpoint,
     Evaluation,
@@ -75,7 +76,13 @@ class Recipe(Section):
         if self.method == "sft":
             self._check_supervised()
         else:
-            self._check_sampled(self.build_method())
+            method = self.build_method()
+            for key, value in defaults(method).items():
+                if getattr(self, key) is None:
+                    object.__setattr__(
+                        self, key, value
+                    )  # frozen for everybody else: a run is what its recipe says
+            self._check_sampled(method)
         return self
 
     def _check_supervised(self) -> None:
@@ -111,6 +118,17 @@ class Recipe(Section):
             raise ValueError(
                 f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
             )
+        if completions == 1 and vanishes_alone(method):
+            raise ValueError(
+                f"method {self.method} subtracts a mean over the batch: with one completion a step that is its own "
+                "return, and every credit is 0. Set rollout.prompts_per_step or rollout.samples_per_prompt above 1"
+            )
+        if self.kl_horizon is not None and 5 * self.kl_horizon <= completions:
+            raise ValueError(
+                f"kl_horizon = {self.kl_horizon:g} is too short: a step of {completions} completions may multiply the "
+                f"KL coefficient by 1 − 0.2 · {completions}/kl_horizon, which is above 0 only for kl_horizon > "
+                f"{completions / 5:g}"
+            )
         if method.select is None and self.rollout.max_rounds != Rollout.model_fields["max_rounds"].default:
             raise ValueError(
                 f"rollout.max_rounds is for a method that leaves groups out and draws others; method {self.method} "
@@ -132,6 +150,12 @@ class Recipe(Section):
 
     def _check_updates(self, method: Method) -> None:
         if self.training.epochs * self.training.mini_batches == 1:
+            if penalizes_step(method):
+                raise ValueError(
+                    f"method {self.method} penalizes KL(old‖policy) in the loss, and at one update per rollout batch "
+                    "the policy still is the old one: the gradient of the penalty is 0, and nothing is penalized. Set "
+                    "training.epochs or training.mini_batches to 2 or more"
+                )
             return
         if method.update is not None:
             raise ValueError(
