@@ -13,7 +13,7 @@ after two that do not count; results agree to 1e-10 (loss and gradient: 1e-5) be
                     so that ends are discounts of 0 and padding is zeros, prepared outside the clock
     copy            `clone` of the arguments that are [B, T] or [B]
 
-Short functions are called often enough in each round for 20 ms.
+In its turn each makes one call that does not count, which wakes its threads and its memory, then calls for 0.1 s.
 """
 
 import argparse
@@ -21,32 +21,27 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import core_plain as plain  # noqa: E402
+from benchmarks.core_parts import plain  # noqa: E402
+from benchmarks.core_parts.peer import VERSIONS, Rlax, start  # noqa: E402
 from rung.credit import gae, group_standardized, leave_one_out, reward_to_go  # noqa: E402
 from rung.masked import masked_sum, select  # noqa: E402
 from rung.policy_losses import clipped_loss  # noqa: E402
 
-ENVIRONMENT = ROOT / "build" / "rlax"
-VERSIONS = ("jax==0.10.2", "rlax==0.1.9")
 SEQUENCES, TOKENS, GROUP, THREADS, ROUNDS, SEED = 512, 4096, 8, 2, 9, 0
 GAMMA, LAM, CLIP = 1.0, 0.95, 0.2
-SHORTEST = 0.02  # seconds a round
+TURN = 0.1  # seconds
 PAUSE = 0.05  # seconds between contestants, for threads of the last one to go to sleep
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[[], torch.Tensor | Tensors]
@@ -131,71 +126,21 @@ def contests(data: dict[str, torch.Tensor]) -> list[Contest]:
     ]
 
 
-# --- rlax, in a process of its own -----------------------------------------------------------------------------------
-
-
-def build() -> Path:
-    """The interpreter that has rlax; installs it where it is missing.
-
-    Raises:
-        subprocess.CalledProcessError: pip could not install it.
-    """
-    python, done = ENVIRONMENT / "bin" / "python", ENVIRONMENT / ".rlax"
-    if not (done.is_file() and done.read_text() == " ".join(VERSIONS) and python.exists()):
-        print(f"installing {' '.join(VERSIONS)} into {ENVIRONMENT.relative_to(ROOT)}", file=sys.stderr)
-        venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        subprocess.run([*pip, *VERSIONS], check=True, capture_output=True, text=True)
-        done.write_text(" ".join(VERSIONS))
-    return python
-
-
-class Rlax:
-    """benchmarks/core_rlax.py, kept running: one line in (what, how often), one line out (seconds)."""
-
-    def __init__(self, data: dict[str, torch.Tensor]) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        for name, tensor in data.items():
-            np.save(Path(self.folder.name) / f"{name}.npy", tensor.numpy())
-        settings = [str(x) for x in (GAMMA, LAM, CLIP)]
-        command = [str(build()), str(Path(__file__).with_name("core_rlax.py")), self.folder.name, *settings]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def close(self) -> None:
-        self.process.communicate()
-        self.folder.cleanup()
-
-    def ask(self, line: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"core_rlax.py ended when asked for {line!r}")
-        return answer.strip()
-
-    def result(self, name: str) -> Tensors:
-        count = int(self.ask(f"result {name}"))
-        return tuple(torch.from_numpy(np.load(Path(self.folder.name) / f"out{i}.npy")) for i in range(count))
-
-    def seconds(self, name: str, calls: int) -> float:
-        return float(self.ask(f"time {name} {calls}"))
-
-
-def start_rlax(data: dict[str, torch.Tensor]) -> Rlax | None:
-    try:
-        return Rlax(data)
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines()[-1:]
-        print(f"rlax is left out: it could not be installed ({' '.join(last)})", file=sys.stderr)
-        return None
-
-
 # --- the clock -------------------------------------------------------------------------------------------------------
 
 
+def others() -> float | None:
+    """Processor seconds that everybody else has used since the machine started; None where nothing tells."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _idle, _waiting, *rest = stat.read_text().split("\n", 1)[0].split()[1:9]
+    every = sum(float(ticks) for ticks in (user, nice, system, *rest)) / os.sysconf("SC_CLK_TCK")
+    return every - sum(os.times()[:4])
+
+
 def seconds(function: Function, calls: int) -> float:
+    function()
     begin = time.perf_counter()
     for _ in range(calls):
         function()
@@ -224,7 +169,7 @@ def run(contest: Contest, rlax: Rlax | None) -> dict[str, list[float]]:
     }
     if rlax is not None and contest.rlax is not None:
         clocks["rlax"] = partial(rlax.seconds, contest.rlax)
-    calls = {name: max(1, round(SHORTEST / clock(1))) for name, clock in clocks.items()}
+    calls = {name: max(1, round(TURN / clock(1))) for name, clock in clocks.items()}
     taken: dict[str, list[float]] = {name: [] for name in clocks}
     for turn in range(-2, ROUNDS):
         for name, clock in clocks.items():
@@ -249,6 +194,26 @@ def table(results: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(lines)
 
 
+def write(path: Path, results: dict[str, dict[str, list[float]]], share: float | None) -> None:
+    """All times in milliseconds, one contestant a line."""
+    milliseconds = [
+        f"  {json.dumps(f'{name} | {who}')}: {[round(1e3 * s, 5) for s in taken]}"
+        for name, by_contestant in results.items()
+        for who, taken in by_contestant.items()
+    ]
+    head = {
+        "command": "python benchmarks/core.py",
+        "machine": machine(),
+        "sequences": SEQUENCES,
+        "tokens": TOKENS,
+        "share of other processes": None if share is None else round(share, 3),
+    }
+    text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
+    text += ',\n "milliseconds a call, by round": {\n' + ",\n".join(milliseconds) + "\n }\n}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
 def machine() -> str:
     used = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else THREADS
     return (
@@ -266,8 +231,8 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):  # JAX has no other setting for how many threads it starts
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
     torch.set_num_threads(THREADS)
-    data = inputs()
-    rlax = start_rlax(data)
+    data, before, begin = inputs(), others(), time.perf_counter()
+    rlax = start(data, (GAMMA, LAM, CLIP))
     results = {}
     try:
         for contest in contests(data):
@@ -276,18 +241,14 @@ def main() -> None:
     finally:
         if rlax is not None:
             rlax.close()
-    record = {
-        "command": "python benchmarks/core.py",
-        "machine": machine(),
-        "sequences": SEQUENCES,
-        "tokens": TOKENS,
-        "seconds": results,
-    }
+    after, took = others(), time.perf_counter() - begin
+    share = None if before is None or after is None else max(0.0, (after - before) / took / THREADS)
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{machine()}; {SEQUENCES} × {TOKENS}, medians of {ROUNDS}\n")
-    print(table(results))
+        write(arguments.json, results, share)
+    print(f"{machine()}; {SEQUENCES} × {TOKENS}, medians of {ROUNDS}")
+    if share is not None:
+        print(f"other processes had {share:.0%} of the processors meanwhile")
+    print("\n" + table(results))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""rlax's side of benchmarks/core.py, run by the interpreter that has rlax.
+"""rlax's side of core.py, run by the interpreter that has rlax.
 
 Reads arrays from a folder, then lines: `result NAME` computes and writes out0.npy, … and answers their number;
-`time NAME CALLS` answers the mean seconds a call, compilation and the first transfer excluded.
+`time NAME CALLS` answers the mean seconds a call, after one that does not count.
 """
 
 import sys
@@ -56,6 +56,7 @@ def main() -> None:
                 np.save(folder / f"out{i}.npy", np.asarray(array))
             print(len(found), flush=True)
         else:
+            jax.block_until_ready(function(*arguments))
             begin = time.perf_counter()
             for _ in range(int(calls[0])):
                 jax.block_until_ready(function(*arguments))
