@@ -35,7 +35,7 @@ def test_leave_one_out_is_the_policy_gradient():
 def test_the_normalised_one_is_not():
     from rung.verify import assert_unbiased
 
-    with pytest.raises(AssertionError, match=r"another direction|a fixed mixture|does not climb"):
+    with pytest.raises(AssertionError, match=r"another direction|does not climb"):
         assert_unbiased(normalised)
 
 

@@ -207,6 +207,37 @@ def test_what_is_no_loss_is_refused(loss, message):
         moments(estimator_of_loss(loss), Setting(ONE, 2))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda policy_logprobs, rewards: policy_logprobs.sum() + torch.nan,  # the gradient is finite
+        lambda policy_logprobs, rewards: (
+            (rewards - rewards.mean()).sum() / rewards.std(correction=0)
+        ),  # it has none
+        lambda policy_logprobs, rewards: (
+            policy_logprobs.sum(1) * (rewards / rewards.std(correction=0))
+        ).sum(),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_refused_with_the_usual_cause(loss):
+    with pytest.raises(InvalidInput, match=r"with the rewards .* not finite: .*standard deviation of 0\?"):
+        moments(estimator_of_loss(loss), Setting(ONE, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"situation": "stal"}, "situation must be one of 'on-policy', 'stale', 'mismatch', got 'stal'"),
+        ({"critic": "x"}, "critic must be one of 'exact', 'wrong', got 'x'"),
+        ({"group_size": 0}, "group_size must be a whole number ≥ 1, got 0"),
+        ({"group_size": 1.5}, "group_size must be a whole number ≥ 1, got 1.5"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused(settings, message):
+    with pytest.raises(InvalidInput, match=message):
+        Setting(ONE, **({"group_size": 2} | settings))
+
+
 def test_a_method_gets_no_more_than_it_needs():
     """As in training: old log-probs are annotated to methods that ask for them, and to no other."""
     setting = Setting(ONE, 1, "mismatch")

@@ -10,7 +10,7 @@ import torch
 
 import rung.verify
 from rung.errors import InvalidInput
-from rung.methods import dr_grpo, grpo, rloo
+from rung.methods import dr_grpo, grpo, ppo_penalty, rloo
 from rung.verify import assert_unbiased, bias_and_variance, describe
 from tests.toys import C_OBJECTIVE_GRADIENT, C_SEQUENCE_MEAN_COSINE, C_TOKEN_MEAN_COSINE, assert_digits
 
@@ -115,15 +115,15 @@ def groups_cut_across_prompts(policy_logprobs, rewards, mask, groups):
 
 MISTAKES = {
     wrong_sign: "it descends: exactly the wrong sign",
-    own_sample_in_the_mean: ".*a matter of the learning rate; it is the length that a return in its group's own mean",
-    divided_by_the_spread: r"another direction, 24\.2° off the gradient",
+    own_sample_in_the_mean: ".*learning rate; it is the length that comes of a return in its group's own mean",
+    divided_by_the_spread: "another direction, 24° off the gradient",
     mean_over_each_sequence: r"another direction, 8\.3° off the gradient",
     mean_over_all_tokens: r"another direction, 2\.4° off the gradient",
     mean_over_padding_too: "another direction",
     end_token_left_out: "another direction",
     advantages_for_a_mask: "it does not climb the objective at all|another direction",
     baseline_with_a_gradient: "it does nothing: on average its gradient is 0",
-    summed_over_the_batch: ".*a matter of the learning rate; it is the length that a sum over the batch in",
+    summed_over_the_batch: ".*a matter of the learning rate; it is the length that comes of a sum over the batch in",
     shifted_by_a_token: "another direction",
     in_float32: "unbiased but for rounding: something in it is float32",
 }
@@ -200,9 +200,22 @@ def test_published_directions_of_wrong_normalisations():
 def test_the_kl_belongs_to_the_objective():
     """A method with a KL is not the gradient of J, and is that of J − β KL."""
     with pytest.raises(AssertionError, match="another direction"):
-        assert_unbiased(rloo(kl_coefficient=0.3))
+        assert_unbiased(rloo(kl_coefficient=0.3), kl_coefficient=0.0)
     with pytest.raises(AssertionError):
         assert_unbiased(grpo(kl_coefficient=0.3), kl_coefficient=0.3, up_to_scale=True)
+
+
+def test_a_methods_own_kl_is_in_its_objective_unless_another_is_asked_for():
+    """None is the method's β against the reference; a loss's, and a KL to the old policy's, is none."""
+    assert_unbiased(rloo(kl_coefficient=0.3))
+    reference_kl = bias_and_variance(rloo(kl_coefficient=0.3)).target
+    plain = bias_and_variance(right).target
+    assert_digits(plain, C_OBJECTIVE_GRADIENT, 10)
+    assert np.abs(reference_kl - plain).max() > 1e-3
+    assert_digits(bias_and_variance(ppo_penalty(kl_coefficient=0.3)).target, C_OBJECTIVE_GRADIENT, 10)
+    assert_digits(
+        bias_and_variance(rloo(kl_coefficient=0.3), kl_coefficient=0.0).target, C_OBJECTIVE_GRADIENT, 10
+    )
 
 
 def test_stale_samples_are_corrected_by_whole_sequences_only():
@@ -262,6 +275,96 @@ def test_defaults_and_keywords_are_left_alone():
 
     assert_unbiased(with_default)
     assert_unbiased(with_everything)
+
+
+def test_a_module_is_asked_by_its_forward():
+    class Loss(torch.nn.Module):
+        def forward(self, policy_logprobs, rewards, mask, groups):
+            return right(policy_logprobs, rewards, mask, groups)
+
+    assert_unbiased(Loss())
+
+
+def test_a_loss_by_position_or_of_nothing_is_refused_with_what_to_do():
+    def by_position(policy_logprobs, /, rewards):
+        return (policy_logprobs.sum(1) * rewards).mean()
+
+    with pytest.raises(InvalidInput, match=r"takes 'policy_logprobs' by position only.*remove the \"/\""):
+        assert_unbiased(by_position)
+    with pytest.raises(InvalidInput, match=r"names nothing of what there is: behaviour_logprobs, .*values$"):
+        assert_unbiased(lambda *batch: batch[0].sum())
+    with pytest.raises(InvalidInput, match="does not show what it asks for: wrap it in a function"):
+        assert_unbiased(torch.sum)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"situation": "stal"}, "situation must be one of 'on-policy', 'stale', 'mismatch', got 'stal'"),
+        ({"situation": "off-policy"}, "situation must be one of"),
+        (
+            {"problem": "three prompts"},
+            "problem must be one of 'one prompt', 'two prompts', got 'three prompts'",
+        ),
+        ({"group_size": 0}, "group_size must be a whole number ≥ 1, got 0"),
+    ],
+)
+def test_what_there_is_no_such_of_is_refused(settings, message):
+    with pytest.raises(InvalidInput, match=message):
+        bias_and_variance(right, **settings)
+
+
+def test_a_random_loss_has_no_gradient_to_enumerate():
+    def with_dropout(policy_logprobs, rewards, mask, groups):
+        return right(torch.nn.functional.dropout(policy_logprobs, 0.5), rewards, mask, groups)
+
+    with pytest.raises(InvalidInput, match=r"two gradients for one batch: it is random \(dropout\?\)"):
+        assert_unbiased(with_dropout)
+
+
+def test_two_causes_of_a_length_are_named_together():
+    """1/4 = (1 − 1/G)/T on one prompt, with G = T = 2; neither alone gives it."""
+
+    def dr(policy_logprobs, rewards, mask, groups):
+        return own_sample_in_the_mean(policy_logprobs, rewards, mask, groups) / 2
+
+    found = bias_and_variance(dr)
+    assert found.scale == pytest.approx(0.25, abs=1e-12)
+    assert describe(found).endswith(
+        "comes of a return in its group's own mean and a constant length as the divisor"
+    )
+
+
+def test_small_angles_have_two_digits():
+    """A bias of 5e-4 of |∇J| at a right angle to it: 0.029°."""
+
+    def nearly(policy_logprobs, rewards, mask, groups):
+        return right(policy_logprobs, rewards, mask, groups) + 3e-4 * mean_over_all_tokens(
+            policy_logprobs, rewards, mask, groups
+        )
+
+    found = bias_and_variance(nearly)
+    wrong = bias_and_variance(mean_over_all_tokens).moments.ascent
+    beside = wrong - (wrong @ found.target) / (found.target @ found.target) * found.target
+    angle = np.degrees(3e-4 * np.linalg.norm(beside) / np.linalg.norm(found.moments.ascent))
+    assert 0 < angle < 0.05
+    assert found.degrees == pytest.approx(angle, rel=1e-6)
+    assert f"another direction, {angle:.2g}° off" in describe(found)
+
+
+def test_a_loss_that_takes_positions_for_groups_is_told_so():
+    """Its credit is prompt by prompt, its log-probabilities as they came: right only where that is one order."""
+
+    def prompt_by_prompt(policy_logprobs, rewards, mask, groups):
+        own = [rewards[groups == group] for group in groups.unique()]
+        credit = torch.cat([rewards - rewards.flip(0) for rewards in own])
+        return -(credit.unsqueeze(1) * policy_logprobs * mask).sum() / len(rewards)
+
+    assert 'on the problem "two prompts"' in said_of(prompt_by_prompt)
+    assert "with each prompt's samples adjacent in the batch it is unbiased" in said_of(prompt_by_prompt)
+    assert "adjacent" not in said_of(
+        mean_over_padding_too, up_to_scale=True
+    )  # wrong on two prompts in any order
 
 
 def test_importing_the_package_is_enough():

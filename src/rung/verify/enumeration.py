@@ -10,19 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from rung.batch import Completion, Outcome, Rollouts, build_rollouts
 from rung.errors import InvalidInput
-from rung.exact import Policy, Prefix, TokenMDP, evaluate, state_values
+from rung.exact import state_values
 from rung.exact.token_mdp import FloatArray
 from rung.methods import Method
+from rung.verify.penalized import less_k1
 from rung.verify.problems import ParametricPolicy, Problem
 
 Situation = Literal["on-policy", "stale", "mismatch"]
+Critic = Literal["exact", "wrong"]
 # Ids that are no positions, so that an estimator that takes them for some is found out.
 _GROUP_IDS = (41, -3, 7)
 
@@ -57,13 +59,24 @@ class Setting:
             than the trainer's policy, which has not moved.
         critic: "exact", V of the policy at the start of the update; or "wrong", the problem's imperfect one.
         kl_coefficient: β of the k1 that the exact critic's returns have in them, as a trained critic's would.
+
+    Raises:
+        InvalidInput: no such situation or critic, or a group of none.
     """
 
     problem: Problem
     group_size: int
     situation: Situation = "on-policy"
-    critic: Literal["exact", "wrong"] = "wrong"
+    critic: Critic = "wrong"
     kl_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what would be taken for something else."""
+        for name, allowed in (("situation", get_args(Situation)), ("critic", get_args(Critic))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidInput(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        if not isinstance(self.group_size, int) or self.group_size < 1:
+            raise InvalidInput(f"group_size must be a whole number ≥ 1, got {self.group_size!r}")
 
     @property
     def sampler(self) -> ParametricPolicy:
@@ -78,29 +91,15 @@ class Setting:
     def _logprobs(self, policy: ParametricPolicy) -> FloatArray:
         return self.problem.table(policy, lambda logprobs, _, token: logprobs[token])
 
-    def _penalized(self, mdp: TokenMDP, policy: Policy, reference: Policy) -> tuple[TokenMDP, Policy]:
-        """The problem whose rewards are r_t − β k1."""
-
-        def reward_of_step(prefix: Prefix, token: int) -> float:
-            reward = 0.0 if mdp.step_reward is None else mdp.step_reward(prefix, token)
-            log_ratio = evaluate(policy, prefix)[0][token] - evaluate(reference, prefix)[0][token]
-            return float(reward - self.kl_coefficient * log_ratio)
-
-        return replace(mdp, step_reward=reward_of_step), policy
-
     @cached_property
     def _tables(self) -> dict[str, torch.Tensor]:
         """[sequences, T] log-probabilities and values of every sequence."""
-        exact = [state_values(*self._penalized(*oracle)) for oracle in self.problem.oracles(self.old)]
+        exact = [state_values(less_k1(*o, self.kl_coefficient), o[1]) for o in self.problem.oracles(self.old)]
+        critic = self.problem.critic if self.critic == "wrong" else lambda k, prefix: exact[k][prefix]
         values = np.zeros((len(self.problem.sequences), self.problem.max_length))
         for i, sequence in enumerate(self.problem.sequences):
             for t in range(len(sequence.tokens)):
-                prefix = sequence.tokens[:t]
-                values[i, t] = (
-                    exact[sequence.prompt][prefix]
-                    if self.critic == "exact"
-                    else self.problem.critic(sequence.prompt, prefix)
-                )
+                values[i, t] = critic(sequence.prompt, sequence.tokens[:t])
         tables = {
             "policy": self._logprobs(self.problem.policy),
             "old": self._logprobs(self.old),
@@ -240,7 +239,7 @@ def moments(estimator: Estimator, setting: Setting, *, ordered: bool = False) ->
         ordered: True for an estimator that may tell the order of its samples (see `Setting.batches`).
 
     Raises:
-        InvalidInput: the estimator returns no differentiable scalar, or a gradient that is not finite.
+        InvalidInput: the estimator returns no differentiable scalar, or a loss or gradient that is not finite.
     """
     chances, gradients, losses = [], [], []
     for numbers, chance in setting.batches(ordered=ordered):
@@ -262,6 +261,8 @@ def gradient_of(estimator: Estimator, setting: Setting, numbers: tuple[int, ...]
     loss = estimator(batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise InvalidInput(f"a loss is one number as a tensor, got {loss!r}")
+    if not bool(torch.isfinite(loss.detach()).all()):
+        raise InvalidInput(_not_finite("loss", setting, numbers))
     index, length = list(numbers), batch.policy_logprobs.shape[1]
     if not loss.requires_grad:  # nothing to learn from in this batch
         return np.zeros(setting.scores.shape[2]), float(loss.detach())
@@ -272,10 +273,16 @@ def gradient_of(estimator: Estimator, setting: Setting, numbers: tuple[int, ...]
     if bool(entropy_slope.any()):
         gradient += np.einsum("bt,btn->n", entropy_slope.numpy(), setting.entropy_slopes[index, :length])
     if not np.isfinite(gradient).all():
-        raise InvalidInput(
-            f"the gradient of the batch {[setting.problem.sequences[i] for i in numbers]} is not finite"
-        )
+        raise InvalidInput(_not_finite("gradient", setting, numbers))
     return gradient, float(loss.detach())
+
+
+def _not_finite(what: str, setting: Setting, numbers: tuple[int, ...]) -> str:
+    rewards = ", ".join(f"{setting.problem.sequences[i].reward:g}" for i in numbers)
+    return (
+        f"the {what} of a batch with the rewards {rewards} is not finite: are all rewards of a group equal, and "
+        "divided by their standard deviation of 0?"
+    )
 
 
 def estimator_of(method: Method) -> Estimator:
