@@ -14,10 +14,10 @@ from rung.credit import total_return
 from rung.errors import SamplerMismatch
 from rung.methods import Method, TrainingBatch
 from rung.models.policy import Policy
-from rung.policy_losses import clipped_loss
+from rung.policy_losses import cispo_loss, clipped_loss, sequence_clipped_loss
 from rung.training.config import Optimizer
 from rung.training.micro import SamplerComparison, rows_of
-from rung.training.tally import Tally
+from rung.training.tally import Tally, tally_for
 from tests.batches import close, completion, f64, flags, outcomes
 from tests.decoders import exact_llama
 from tests.learning import FOREVER, Table, batch, decoder, learner, recipe
@@ -160,6 +160,39 @@ def test_a_second_clip_counts_too_where_a_bad_token_stops_pulling() -> None:
     for method, clipped in ((PPO, 1 / 3), (dual, 2 / 3)):
         found = learner(policy, recipe("ppo-loo", rate=1e-30)).step(rollouts, method, 1)
         assert found["clip_fraction"] == pytest.approx(clipped, abs=1e-15)
+
+
+SEQUENCES = partial(sequence_clipped_loss, clip_low=0.2, clip_high=0.2)
+
+
+@pytest.mark.parametrize("budget", [FOREVER, 1])
+def test_the_clip_of_whole_sequences_counts_all_tokens_of_a_sequence_or_none(budget: int) -> None:
+    """Five sequences of 1, 2, 3, 3 and 4 tokens, with bounds 0.8 and 1.2.
+
+    Geometric means of their ratios: 1.5, 1, 0.5, 0.5 and 2; mean credit 1, 1, 1, −0.5 and −1. The first stands past
+    the upper bound and the fourth past the lower one, the others on their free side: 1 + 3 of 13 tokens. Token by
+    token it would be 3 of 13: the first, the second's 2 and the fifth's 0.5.
+    """
+    ratios = [[1.5], [2.0, 0.5], [0.5, 0.5, 0.5], [1.0, 0.25, 0.5], [2.0, 2.0, 0.5, 8.0]]
+    credit = [[1.0], [1.0, 1.0], [1.0, 1.0, 1.0], [-1.5, 0.0, 0.0], [-1.0, -1.0, -1.0, -1.0]]
+    width = 4
+    mask = flags([[1] * len(row) + [0] * (width - len(row)) for row in ratios])
+    padded = f64([row + [9.0] * (width - len(row)) for row in ratios])
+    of_credit = f64([row + [-7.0] * (width - len(row)) for row in credit])
+    part = TrainingBatch(mask, of_credit, torch.zeros(5, width).double())
+    tally = tally_for(replace(PPO, policy_loss=SEQUENCES))
+    for rows in [torch.arange(5)] if budget == FOREVER else [torch.tensor([i]) for i in range(5)]:
+        tally.tokens(padded.log()[rows], torch.zeros(len(rows), width), part.rows(rows))
+    assert tally.metrics()["clip_fraction"] == pytest.approx(4 / 13, abs=1e-15)
+
+
+def test_a_capped_ratio_counts_whatever_its_credit() -> None:
+    """Ratios 3, 3, 1.5, 0.1 and 3 with credit +, −, +, − and 0 under a cap of 2: three of five are capped."""
+    policy = Table([[math.log(ratio)] for ratio in (3.0, 3.0, 1.5, 0.1, 3.0)])
+    rollouts = table_rollouts([0.0] * 5, [1.0, -1.0, 1.0, -1.0, 0.0])
+    capped = replace(PPO, policy_loss=partial(cispo_loss, cap=2.0))
+    found = learner(policy, recipe("cispo", rate=1e-30)).step(rollouts, capped, 1)
+    assert found["clip_fraction"] == pytest.approx(0.6, abs=1e-15)
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])

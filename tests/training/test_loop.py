@@ -15,13 +15,15 @@ import torch
 from rung import api
 from rung.batch import Completion, Outcome, build_rollouts
 from rung.errors import SamplerMismatch, TrainingDiverged
+from rung.kl import AdaptiveKL
+from rung.methods import rloo
 from rung.rollout.engine import Request
 from rung.rollout.local import LocalEngine
 from rung.tasks import Problem
 from rung.tasks.addition import Addition
 from rung.training.checkpoint import newest
 from rung.training.evaluation import Sampled
-from rung.training.loop import describe, divergence
+from rung.training.loop import describe, divergence, steering_divergence
 from rung.training.session import Session, Silent, fingerprint
 from tests.batches import completion, f64, outcomes
 from tests.tiny import Stop, assert_same_run, checkpoint_of, metrics, rl_recipe, rollouts
@@ -173,6 +175,34 @@ def test_divergences_are_sums_over_tokens_and_means_over_sequences() -> None:
     assert described["kl_policy_reference_k1"] == pytest.approx(0.5, abs=1e-15)
     assert described["kl_policy_reference_k3"] == pytest.approx(math.exp(-0.5) - 0.5, abs=1e-15)
     assert (described["reward_mean"], described["reward_std"]) == (1.0, 1.0)
+
+
+def test_divergences_and_what_they_steer_are_of_the_rows_that_train() -> None:
+    """Log-ratios 0.5, 0.5 | −0.25 | 4 of a completion whose judge failed: k1 = (1 − 0.25)/2, not (1 − 0.25 + 4)/3.
+
+    k3 = (2 (e^−0.5 − 0.5) + (e^0.25 − 1.25))/2 = 0.1235433681; a coefficient of 1 with target 0.25 and horizon 10
+    moves to 1 − 0.2 · 2/10: with the third row, k3 would be 0.839 and the coefficient would rise.
+    """
+    rows = [completion([1] * n, behaviour=[-1.0] * n, sample=i) for i, n in enumerate((2, 1, 2))]
+    batch = replace(
+        build_rollouts(rows, outcomes([1.0, 0.0, None])),
+        reference_logprobs=f64([[-1.5, -1.5], [-0.75, 9.0], [-3.0, -3.0]]),
+    )
+    found = divergence(batch)
+    assert found["kl_policy_reference_k1"] == pytest.approx(0.375, abs=1e-15)
+    assert found["kl_policy_reference_k3"] == pytest.approx(0.1235433681, abs=1e-10)
+    method = rloo(kl_coefficient=AdaptiveKL(1.0, target=0.25, horizon=10.0))
+    after = method.after(batch, steering_divergence(method, found))
+    assert after.state == {"kl_coefficient": pytest.approx(0.96, abs=1e-15)}
+
+
+def test_of_a_batch_without_a_reward_no_divergence_steers() -> None:
+    batch = build_rollouts([completion([1], behaviour=[-1.0])], outcomes([None]))
+    batch = replace(batch, reference_logprobs=f64([[-3.0]]))
+    found = divergence(batch)
+    assert found == {"kl_policy_reference_k1": 0.0, "kl_policy_reference_k3": 0.0}
+    method = rloo(kl_coefficient=AdaptiveKL(1.0, target=0.25, horizon=10.0))
+    assert method.after(batch, steering_divergence(method, found)).state == {"kl_coefficient": 1.0}
 
 
 @pytest.mark.usefixtures("many_rewards")

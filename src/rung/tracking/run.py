@@ -166,7 +166,7 @@ class Run:
 
         Args:
             step: training steps finished when the policy sampled them, plus one for those it trains on.
-            split: "train", "validation" or "test".
+            split: "train", "greedy" (baselines of the step's prompts), "validation" or "test".
             prompts: (data row, prompt text, reference) of each group, by group id.
             completions: as sampled.
             outcomes: one each.

@@ -21,8 +21,10 @@ UPDATE = [
     ),
     Metric(
         "clip_fraction", "Clipped tokens",
-        "Fraction of tokens whose gradient the clipped objective sets to zero", "fraction",
-        "#{A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε (with a dual clip c also ρ > c)} / Σ m", "counted tokens",
+        "Fraction of tokens on which the clip acts: it sets their gradient to zero (CISPO: it caps their ratio)",
+        "fraction",
+        "#{A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε (with a dual clip c also ρ > c)} / Σ m; GSPO: ρ and A are those of "
+        "the token's sequence; CISPO: #{ρ > cap} / Σ m", "counted tokens",
         "0 in the first update of a step, then usually below 0.2",
         "high: the policy moves far within one step; lower the learning rate or do fewer updates",
     ),
@@ -49,7 +51,7 @@ UPDATE = [
     Metric(
         "accepted", "Step accepted", "Whether the trust region accepted a step; if not, no weight was changed",
         "0 or 1", "1 if a step kept KL(old‖π) ≤ δ and lowered the loss", "none", "1",
-        "0: the batch says too little; larger batches, or more damping",
+        "0: the batch says too little; larger batches, or another max_kl",
     ),
 ]
 

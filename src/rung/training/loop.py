@@ -78,13 +78,17 @@ def describe(judged: Rollouts, sampled: Sampled) -> dict[str, float]:
 
 
 def divergence(rollouts: Rollouts) -> dict[str, float]:
-    """How far the policy was from the reference on the rows that train: sums over tokens, means over sequences."""
+    """How far the policy was from the reference on the rows that train: sums over tokens, means over sequences.
+
+    Rows without a reward do not train, and must not steer.
+    """
     if rollouts.reference_logprobs is None:
         return {}
-    sequences = max(int(rollouts.mask.any(1).sum()), 1)
+    mask = rollouts.mask & rollouts.valid.unsqueeze(1)
+    sequences = max(int(mask.any(1).sum()), 1)
     pair = (rollouts.behaviour_logprobs, rollouts.reference_logprobs)
     return {
-        f"kl_policy_reference_{name}": float(masked_sum(estimator(*pair), rollouts.mask)) / sequences
+        f"kl_policy_reference_{name}": float(masked_sum(estimator(*pair), mask)) / sequences
         for name, estimator in (("k1", k1), ("k3", k3))
     }
 

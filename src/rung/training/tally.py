@@ -6,15 +6,22 @@ import math
 import torch
 
 from rung.kl import capped, k3
-from rung.masked import select
+from rung.masked import masked_mean, select
 from rung.methods.method import KLPenalty, Method, TrainingBatch, clip_bounds
-from rung.notation import PerToken
+from rung.notation import PerToken, TokenMask
+from rung.policy_losses import cispo_loss, sequence_clipped_loss
 from rung.training.micro import SamplerComparison
 
 
 def tally_for(method: Method) -> "Tally":
     """An empty one, for what a method can have."""
     tally = Tally(clip_bounds(method))
+    loss = getattr(method.policy_loss, "func", method.policy_loss)
+    set_to: dict[str, float] = getattr(method.policy_loss, "keywords", {})
+    if loss is sequence_clipped_loss:
+        tally.bounds, tally.whole = (1.0 - set_to["clip_low"], 1.0 + set_to["clip_high"]), True
+    if loss is cispo_loss:
+        tally.cap = set_to["cap"]
     second = inspect.signature(method.policy_loss).parameters.get("dual_clip")
     if second is not None and isinstance(second.default, float):
         tally.dual_clip = second.default
@@ -36,7 +43,9 @@ class Tally:
     """Sums over all mini-batches of a step, masked, then divided once.
 
     Attributes:
-        bounds: of a policy loss that clips token ratios, else None.
+        bounds: of a policy loss that clips ratios, else None.
+        whole: the ratio is one of a sequence, the geometric mean of its tokens', and so is the credit.
+        cap: of a policy loss whose ratios are held constant, and capped, or None.
         dual_clip: the ratio beyond which a token of negative credit stops pulling.
         penalty: a KL in the loss by k3, whose capped tokens are counted, or None.
         rate: the learning rate of the last update; None where there is no such thing.
@@ -44,6 +53,8 @@ class Tally:
 
     def __init__(self, bounds: tuple[float, float] | None) -> None:
         self.bounds = bounds
+        self.whole = False
+        self.cap: float | None = None
         self.dual_clip = math.inf
         self.penalty: KLPenalty | None = None
         self.losses: list[float] = []
@@ -52,9 +63,26 @@ class Tally:
         self.counted = 0
         self.capped = 0
         self.entropy = 0.0
-        self.clipped = 0.0
+        self.clipped = 0
         self.log_ratios: list[torch.Tensor] = []
         self.compared = False
+
+    @property
+    def clips(self) -> bool:
+        """Whether there is a clip or a cap to be counted."""
+        return self.bounds is not None or self.cap is not None
+
+    def _clipped(self, log_ratios: PerToken, credit: PerToken, mask: TokenMask) -> torch.Tensor:
+        """[B, T] or [B, 1] bool, where a clip takes the gradient, or a cap the rest of a ratio."""
+        if self.cap is not None:
+            return log_ratios.exp() > self.cap
+        assert self.bounds is not None
+        if self.whole:
+            log_ratios, credit = (masked_mean(x, mask, dim=1).unsqueeze(1) for x in (log_ratios, credit))
+        ratio = log_ratios.exp()
+        up = (credit > 0) & (ratio > self.bounds[1])
+        down = (credit < 0) & ((ratio < self.bounds[0]) | (ratio > self.dual_clip))
+        return up | down
 
     def compare(self, own: PerToken, behaviour: PerToken, mask: torch.Tensor) -> None:
         """Take the sampler's comparison from log-probs of the whole batch, where the first update sees but a part."""
@@ -67,11 +95,9 @@ class Tally:
         self.entropy += float(select(entropy.double(), batch.mask).sum())
         if not self.compared and batch.behaviour_logprobs is not None:
             self.log_ratios.append((logprobs - batch.behaviour_logprobs)[batch.mask])
-        if self.bounds is not None and batch.old_logprobs is not None:
-            ratio = (logprobs - batch.old_logprobs).exp()
-            up = (batch.credit > 0) & (ratio > self.bounds[1])
-            down = (batch.credit < 0) & ((ratio < self.bounds[0]) | (ratio > self.dual_clip))
-            self.clipped += float(((up | down) & batch.mask).sum())
+        if self.clips and batch.old_logprobs is not None:
+            log_ratios = select(logprobs, batch.mask) - select(batch.old_logprobs, batch.mask)
+            self.clipped += int((self._clipped(log_ratios, batch.credit, batch.mask) & batch.mask).sum())
         if self.penalty is not None:
             of_old = self.penalty.against == "old"
             other = batch.old_logprobs if of_old else batch.reference_logprobs
@@ -106,6 +132,6 @@ class Tally:
         }
         if self.penalty is not None:
             out["kl_capped_tokens"] = self.capped
-        if self.bounds is not None:
+        if self.clips:
             out["clip_fraction"] = self.clipped / max(self.counted, 1)
         return out
