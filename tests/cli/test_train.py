@@ -145,6 +145,17 @@ def test_what_a_dry_run_prints_is_the_resolved_recipe(tmp_path: Path) -> None:
     assert "reference" in plan.out
 
 
+def test_a_dry_run_shows_the_settings_of_the_method_that_was_asked_for(tmp_path: Path) -> None:
+    """Those that neither the recipe nor the command line sets too: GRPO clips at 0.2."""
+    plan = rung("train", rl_recipe(tmp_path), "method=grpo", "clip_high=0.25", "--dry-run")
+    written = tomllib.loads(plan.out)
+    assert {key: written[key] for key in ("kl_coefficient", "clip_low", "clip_high")} == {
+        "kl_coefficient": 0.02,
+        "clip_low": 0.2,
+        "clip_high": 0.25,
+    }
+
+
 def test_a_dry_run_of_a_supervised_recipe_samples_nothing_and_needs_no_model() -> None:
     plan = rung("train", "addition-sft", "--dry-run")
     assert plan.code == 0

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from rung.errors import InvalidInput, UsageError
 from rung.kl import AdaptiveKL, DoublingKL
 from rung.methods import CATALOGUE, Method
-from rung.training.choice import SETTINGS, remarks
+from rung.training.choice import SETTINGS
 from rung.training.config import (
     Checkpoint,
     Evaluation,
@@ -25,12 +25,12 @@ from rung.training.config import (
     Rollout,
     Scratch,
     Training,
-    apply_overrides,
     dump,
     load_recipe,
     shipped,
 )
 from rung.training.explain import ELSEWHERE, REFUSED, keys_by_section
+from rung.training.overrides import apply_overrides
 from rung.training.probe import probe
 from rung.trust_region import TrustRegion
 from tests.learning import TRAINABLE
@@ -641,10 +641,10 @@ def test_a_recipe_is_probed_in_milliseconds() -> None:
 )
 def test_what_may_not_have_been_meant_is_remarked(words: list[str], said: list[str], tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE, "utf-8")
-    recipe = load_recipe(str(tmp_path / "r.toml"), words)
-    heard = remarks(recipe.build_method(), recipe.training.epochs * recipe.training.mini_batches)
+    heard = load_recipe(str(tmp_path / "r.toml"), words).remarks
     assert len(heard) == len(said)
     assert all(part in line for part, line in zip(said, heard, strict=True))
+    assert load_recipe("addition-sft").remarks == []
 
 
 floats = st.floats(min_value=1e-300, max_value=1e300)

@@ -17,7 +17,7 @@ from rung.tasks.addition import Addition
 from rung.tracking.run import Run
 from rung.training.evaluation import judge
 from rung.training.micro import micro_batches
-from tests.tiny import sft_recipe
+from tests.tiny import Stop, rl_recipe, sft_recipe
 
 TWO_THREADS = """
 import sys, torch
@@ -113,3 +113,26 @@ def test_settings_beside_a_recipe_object_are_refused(tmp_path: Path) -> None:
 def test_a_run_asks_torch_for_deterministic_sums(tmp_path: Path) -> None:
     api.train(sft_recipe(tmp_path), ["training.steps=1"], root=tmp_path)
     assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_may_not_have_been_meant_is_said_once_at_the_start(tmp_path: Path) -> None:
+    """Of DAPO with the KL coefficient of the recipe and one update a batch; not again where the run is taken up."""
+    said: list[str] = []
+
+    class Watch(Stop):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    words = ["method=dapo", "evaluation.test_problems=0", "evaluation.every=0", "checkpoint.every=1"]
+    with pytest.raises(KeyboardInterrupt):
+        api.train(
+            rl_recipe(tmp_path), [*words, "training.steps=2"], root=tmp_path, name="r", observer=Watch(2)
+        )
+    about = [text for text in said if "dapo" in text and "passed the selection" not in text]
+    assert about == [
+        "method dapo has no KL of its own: kl_coefficient = 0.02 in the recipe adds one, and with it a reference model",
+        "one update per batch: every ratio is 1, so that the clip of dapo does not act",
+    ]
+    said.clear()
+    api.resume(tmp_path / "r", observer=Watch(9))
+    assert not [text for text in said if "KL of its own" in text or "does not act" in text]

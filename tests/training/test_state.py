@@ -85,6 +85,20 @@ def test_a_run_of_before_methods_had_a_state_is_resumed_where_its_data_stood(
     assert_same_run(tmp_path / "cut", straight)
 
 
+def test_a_run_of_before_settings_were_written_down_is_resumed_by_the_methods_own(tmp_path: Path) -> None:
+    """Its config.toml has no line for them."""
+    words = ["method=grpo", *FAST]
+    straight = api.train(rl_recipe(tmp_path), words, name="straight", root=tmp_path).folder
+    with pytest.raises(KeyboardInterrupt):
+        api.train(rl_recipe(tmp_path), words, name="cut", root=tmp_path, observer=Stop(4))
+    config = tmp_path / "cut" / "config.toml"
+    text = config.read_text("utf-8")
+    assert "\nclip_low = 0.2\nclip_high = 0.2\n" in text
+    config.write_text(text.replace("clip_low = 0.2\nclip_high = 0.2\n", ""), "utf-8")
+    api.resume(tmp_path / "cut")
+    assert_same_run(tmp_path / "cut", straight)
+
+
 # --- what steers what -------------------------------------------------------------------------------------------------
 
 

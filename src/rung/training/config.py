@@ -1,6 +1,5 @@
 """A recipe: everything a run depends on, in one TOML file, checked before anything starts."""
 
-import copy
 import json
 import re
 import tomllib
@@ -12,8 +11,17 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE, Method
-from rung.training.choice import SETTINGS, build, compares_samples, defaults, has_ratio, penalizes_step
+from rung.training.choice import (
+    SETTINGS,
+    build,
+    compares_samples,
+    defaults,
+    has_ratio,
+    penalizes_step,
+    remarks,
+)
 from rung.training.explain import explain, nearest
+from rung.training.overrides import apply_overrides
 from rung.training.probe import vanishes_alone
 from rung.training.sections import (
     Checkpoint,
@@ -118,17 +126,7 @@ class Recipe(Section):
             raise ValueError(
                 f"method {self.method} compares samples of one prompt: rollout.samples_per_prompt must be ≥ 2"
             )
-        if completions == 1 and vanishes_alone(method):
-            raise ValueError(
-                f"method {self.method} subtracts a mean over the batch: with one completion a step that is its own "
-                "return, and every credit is 0. Set rollout.prompts_per_step or rollout.samples_per_prompt above 1"
-            )
-        if self.kl_horizon is not None and 5 * self.kl_horizon <= completions:
-            raise ValueError(
-                f"kl_horizon = {self.kl_horizon:g} is too short: a step of {completions} completions may multiply the "
-                f"KL coefficient by 1 − 0.2 · {completions}/kl_horizon, which is above 0 only for kl_horizon > "
-                f"{completions / 5:g}"
-            )
+        self._check_size(method, completions)
         if method.select is None and self.rollout.max_rounds != Rollout.model_fields["max_rounds"].default:
             raise ValueError(
                 f"rollout.max_rounds is for a method that leaves groups out and draws others; method {self.method} "
@@ -146,6 +144,19 @@ class Recipe(Section):
             raise ValueError(
                 f"training.batch_size is for method sft; a step of {self.method} takes rollout.prompts_per_step × "
                 f"rollout.samples_per_prompt = {completions} completions"
+            )
+
+    def _check_size(self, method: Method, completions: int) -> None:
+        if completions == 1 and vanishes_alone(method):
+            raise ValueError(
+                f"method {self.method} subtracts a mean over the batch: with one completion a step that is its own "
+                "return, and every credit is 0. Set rollout.prompts_per_step or rollout.samples_per_prompt above 1"
+            )
+        if self.kl_horizon is not None and not self.kl_horizon > 0.2 * completions:
+            raise ValueError(
+                f"kl_horizon = {self.kl_horizon:g} is too short: a step of {completions} completions may multiply the "
+                f"KL coefficient by 1 − 0.2 · {completions}/kl_horizon, which is above 0 only for kl_horizon > "
+                f"{completions / 5:g}"
             )
 
     def _check_updates(self, method: Method) -> None:
@@ -181,6 +192,13 @@ class Recipe(Section):
         return build(self.method, given, length=self.rollout.max_new_tokens, steered=steered)
 
     @property
+    def remarks(self) -> list[str]:
+        """What this recipe makes of its method and its reader may not have meant."""
+        if self.method == "sft":
+            return []
+        return remarks(self.build_method(), self.training.epochs * self.training.mini_batches)
+
+    @property
     def updates(self) -> int:
         """Optimizer steps of the whole run: what the schedule is counted in."""
         per_step = 1 if self.method == "sft" else self.training.epochs * self.training.mini_batches
@@ -212,37 +230,6 @@ def find_recipe(recipe: str) -> tuple[str, str]:
         f'recipe "{recipe}": no such file, and no recipe of that name is shipped{nearest(recipe, shipped())}\n'
         f"       shipped recipes: {', '.join(shipped())}"
     )
-
-
-def _value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
-
-
-def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """`section.key=value` words from the command line, put over a recipe's tables.
-
-    >>> apply_overrides({"training": {"steps": 3}}, ["training.steps=5", "method=grpo"])
-    {'training': {'steps': 5}, 'method': 'grpo'}
-    """
-    merged = copy.deepcopy(data)
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or "" in key.split("."):
-            raise UsageError(
-                f'"{override}" is not of the form key=value, such as training.steps=20 or method=grpo'
-            )
-        target = merged
-        *parents, last = key.split(".")
-        for parent in parents:
-            target = target.setdefault(parent, {})
-            if not isinstance(target, dict):
-                raise UsageError(f'"{override}": {parent} is a value, not a section')
-        target[last] = _value(text)
-    return merged
 
 
 def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:

@@ -25,7 +25,6 @@ from rung.rollout.local import LocalEngine
 from rung.tasks import Task, load_task
 from rung.tracking.run import Run
 from rung.training import checkpoint
-from rung.training.choice import remarks
 from rung.training.config import Recipe
 from rung.training.evaluation import Sampled, evaluate_policy, interval, spread_over
 from rung.training.learner import Learner
@@ -280,9 +279,8 @@ def open_session(recipe: Recipe, run: Run, observer: Observer, resume_from: Path
         observer.note(
             f"method {method.name} reads nothing of [optimizer]: its step goes as far as max_kl allows"
         )
-    if method is not None and resume_from is None:
-        for remark in remarks(method, recipe.training.epochs * recipe.training.mini_batches):
-            observer.note(remark)
+    for remark in recipe.remarks if resume_from is None else []:
+        observer.note(remark)
     if resume_from is not None:
         state = checkpoint.restore(resume_from, learner)
         if state["reference"] != mark:
