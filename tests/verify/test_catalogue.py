@@ -4,14 +4,15 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE
 from rung.verify import catalogue
-from rung.verify.catalogue.check import Case, measure
+from rung.verify.catalogue.check import Case, build, measure
 from rung.verify.claims import CLAIMS
-from rung.verify.findings import Findings
+from rung.verify.findings import Findings, Line, coinciding
 from tests.mutants.runner import Mutant, planted
 from tests.toys import C_OBJECTIVE_GRADIENT, C_STANDARDIZED_COSINES
 
@@ -70,7 +71,7 @@ def test_every_method_has_its_row(whole):
         assert (row["cosine"] > 1 - 1e-12) is (kind != "biased"), name
         assert row["trace"] > 0
     assert whole.summary.startswith(
-        "On policy 12 of 22 methods are the gradient of their objective, 2 a fixed multiple of it, and 8 another"
+        "On policy 12 of 22 methods are the gradient of their objective, 2 a fixed multiple of it and 8 another"
     )
 
 
@@ -100,6 +101,7 @@ def test_settings_say_on_what_it_was_measured(whole):
         "dual-clip clip_low 0.2, clip_high 0.2, dual_clip 1.5; dr-grpo length 2"
         in whole.settings["made with"]
     )
+    assert whole.settings["KL coefficient"] == "0.1; dr-grpo, dapo, gspo, cispo 0; ppo-penalty 1"
     note = whole.tables[0].note
     assert "J is J − β KL(π‖ref); J for dr-grpo, gspo, cispo" in note
     assert "J − β KL(old‖π) for ppo-penalty; J + E[overlong] for dapo" in note
@@ -109,6 +111,29 @@ def test_some_of_the_methods():
     found = catalogue.survey(["rloo", "grpo"])
     assert [row[0] for row in found.tables[0].rows] == ["rloo", "grpo"]
     assert found.failures == ()
+    assert found.summary.startswith(
+        "On policy 1 of 2 methods are the gradient of their objective and 1 another direction: in pairs grpo turns"
+    )
+
+
+def test_of_some_methods_nothing_is_said_of_others():
+    found = catalogue.survey(["rloo"])
+    assert found.summary.startswith(
+        "On policy 1 of 1 methods are the gradient of their objective. Once the policy has moved, or with another"
+    )
+    assert found.settings["KL coefficient"] == "0.1"
+    assert not {"made with", "critic"} & set(found.settings)
+    assert found.tables[0].note.split("; J is ")[1].startswith("J − β KL(π‖ref). cosine:")
+
+
+def test_more_samples_show_which_directions_heal(whole):
+    """Dr. GRPO is short by its length and straight at every G; whitening heals, a spread for each prompt does not."""
+    (table,) = (t for t in whole.tables if t.title.startswith("More samples"))
+    cosines = {row[0]: row[1:4] for row in table.rows}
+    assert cosines["dr-grpo"] == pytest.approx((1.0, 1.0, 1.0), abs=1e-12)
+    assert cosines["reinforce++"][0] < cosines["reinforce++"][1] < cosines["reinforce++"][2] < 1 - 1e-3
+    assert cosines["gspo"][2] < 0.96
+    assert "its direction heals" in table.note
 
 
 # --- a method that is not what it claims ----------------------------------------------------------------------------
@@ -192,8 +217,42 @@ def test_every_method_can_be_examined(name):
 
 
 def test_an_unknown_method_is_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r'"rlo" is not known; there is vpg, .*cispo; did you mean "rloo"\?'):
+    with pytest.raises(
+        UsageError,
+        match=r'"rlo" is not known; there is vpg, .*cispo, kl, credit, clip; did you mean "rloo"\?',
+    ):
         catalogue.examine("rlo")
+    for written, meant in (("Clipp", "clip"), ("PPO-Penalti", "ppo-penalty")):
+        with pytest.raises(UsageError, match=f'did you mean "{meant}"'):
+            catalogue.examine(written)
+
+
+def test_a_name_may_be_written_in_capitals():
+    assert catalogue.one_method._claim("RLOO") is CLAIMS["rloo"]
+
+
+def test_curves_that_lie_on_each_other_are_named():
+    """A loss without a ratio cannot tell an older policy's samples from another sampler's; one with a ratio can."""
+    for name, same in (("rloo", True), ("cispo", False)):
+        for chart in catalogue.one_method._curves(CLAIMS[name], build(CLAIMS[name])):
+            stale, mismatch = (np.array(line.y) for line in chart.lines)
+            assert bool(np.allclose(stale, mismatch, rtol=1e-9, atol=1e-12)) is same
+            assert ("stale and mismatch coincide." in chart.note) is same
+
+
+def test_coinciding_curves_of_many_are_listed_in_groups():
+    x = (0.0, 1.0)
+    ys = {
+        "a": (1.0, 2.0),
+        "b": (3.0, 4.0),
+        "c": (1.0, 2.0),
+        "d": (1.0, 2.0),
+        "e": (3.0, 4.0),
+        "f": (1.0, 2.1),
+    }
+    lines = tuple(Line(name, x, y) for name, y in ys.items())
+    assert coinciding(lines) == "a, c and d coincide. b and e coincide."
+    assert coinciding(lines[:2]) == ""
 
 
 def test_the_parts_of_a_method_are_shown_with_what_is_fixed_of_them():

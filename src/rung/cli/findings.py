@@ -33,11 +33,11 @@ def show(findings: Findings, console: Console | None = None, *, everything: bool
     if hidden := len(findings.tables) - len(shown):
         console.print(f"{hidden} more tables: --all prints them, --html PAGE shows everything.", markup=False)
     if findings.failures:
-        console.print(Text(f"{len(findings.failures)} claim(s) do not hold:", style="bold red"))
+        console.print(Text(f"{findings.conclusion}:", style="bold red"))
         for failure in findings.failures:
             console.print(f"  ✗ {failure}", markup=False)
     else:
-        console.print("The code does what is claimed of it.", markup=False)
+        console.print(findings.conclusion, markup=False)
 
 
 def _is_number(cell: Cell) -> bool:

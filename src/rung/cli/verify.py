@@ -28,8 +28,13 @@ def verify(
         ),
     ] = None,
     kl_coefficient: Annotated[
-        float, typer.Option(help="With --loss: β of the objective J − β KL(policy‖reference).", min=0.0)
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="With --loss: β of the objective J − β KL(policy‖reference). Without: 0, or a method's own.",
+            min=0.0,
+            show_default=False,
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every table, details too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[
@@ -44,6 +49,14 @@ def verify(
 
     if what is not None and loss is not None:
         raise UsageError(f'give either a name ("{what}") or --loss ("{loss}"), not both')
+    if kl_coefficient is not None and loss is None:
+        raise UsageError(
+            "--kl-coefficient goes with --loss: what rung ships is measured with the β of its claim"
+        )
+    if html is not None:
+        from rung.report.findings import check_place
+
+        check_place(html)
     findings = _watched(lambda watch: _found(what, loss, kl_coefficient, watch))
     if html is not None:
         from rung.report.findings import write_findings
@@ -62,7 +75,7 @@ def verify(
 
 
 def _found(
-    what: str | None, loss: str | None, kl_coefficient: float, watch: Callable[[int, int], None]
+    what: str | None, loss: str | None, kl_coefficient: float | None, watch: Callable[[int, int], None]
 ) -> Any:
     import torch
 
@@ -71,11 +84,11 @@ def _found(
         from rung.verify import foreign
 
         return foreign.survey(foreign.loss_or_method(loss), loss, kl_coefficient=kl_coefficient, watch=watch)
-    if what in TOPICS:
-        return importlib.import_module(f"rung.verify.{what}").survey()
+    if what is not None and what.lower() in TOPICS:
+        return importlib.import_module(f"rung.verify.{what.lower()}").survey()
     from rung.verify import catalogue
 
-    return catalogue.survey(watch=watch) if what is None else catalogue.examine(what)
+    return catalogue.survey(watch=watch) if what is None else catalogue.examine(what, watch=watch)
 
 
 def _watched(find: Callable[[Callable[[int, int], None]], Any]) -> Any:

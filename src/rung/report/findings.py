@@ -5,6 +5,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from rung.errors import UsageError
 from rung.report.figures import legend, table
 from rung.report.page import section, template
 from rung.report.scales import format_number
@@ -98,15 +99,16 @@ def _facts(settings: dict[str, Cell]) -> str:
 
 def render_findings(findings: Findings) -> str:
     """One page, complete in itself: what was found, tables, charts, and where code and claims part."""
-    verdict = (
-        '<p class="status done">The code does what is claimed of it.</p>'
-        if not findings.failures
-        else f'<p class="status bad">{len(findings.failures)} claim(s) do not hold.</p>'
+    ending = (
+        f'bad">{escape(findings.conclusion)}.'
+        if findings.failures
+        else f'done">{escape(findings.conclusion)}'
     )
+    verdict = f'<p class="status {ending}</p>'
     failures = "".join(f"<li>{escape(failure)}</li>" for failure in findings.failures)
     sections: dict[str, Any] = {
         "summary": ("Summary", "".join(f"<p>{escape(p)}</p>" for p in findings.summary.splitlines() if p)),
-        "failures": ("Claims that do not hold", f"<ul>{failures}</ul>" if failures else ""),
+        "failures": ("What does not hold", f"<ul>{failures}</ul>" if failures else ""),
         "charts": ("Curves", "".join(map(_figure, findings.charts))),
         "tables": ("Tables", "".join(map(_table, findings.tables))),
     }
@@ -122,6 +124,23 @@ def render_findings(findings: Findings) -> str:
         sections="".join(section(name, title, body) for name, (title, body) in sections.items()),
         footer="Written by rung verify: every number is exact, by enumeration.",
     )
+
+
+def check_place(file: Path) -> None:
+    """See before the work that a page can be written there.
+
+    Raises:
+        UsageError: it is a folder, or cannot be written.
+    """
+    if file.is_dir():
+        raise UsageError(f'"{file}" is a folder: name a file for the page')
+    beside = file.parent / f".{file.name}.{os.getpid()}.tmp"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise UsageError(f'no page can be written to "{file}": {error.strerror or error}') from error
 
 
 def write_findings(findings: Findings, file: Path) -> Path:

@@ -1,5 +1,6 @@
 """What a verification found, as data: a terminal, a page and a program show the same."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -57,6 +58,7 @@ class Findings:
         tables: in the order in which a person reads them.
         charts: likewise.
         failures: where the code does not do what is claimed of it, one sentence each. Empty is what one wants.
+        verdict: what no failure means, and what failures mean, with {} for their number.
     """
 
     title: str
@@ -65,3 +67,31 @@ class Findings:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     failures: tuple[str, ...] = ()
+    verdict: tuple[str, str] = ("The code does what is claimed of it.", "{} claim(s) do not hold")
+
+    @property
+    def conclusion(self) -> str:
+        """The verdict that the failures give."""
+        return self.verdict[1].format(len(self.failures)) if self.failures else self.verdict[0]
+
+
+def coinciding(lines: tuple[Line, ...]) -> str:
+    """Which curves lie on each other, as a sentence; empty where none do.
+
+    >>> coinciding((Line("a", (0.0, 1.0), (1.0, 2.0)), Line("b", (0.0, 1.0), (1.0, 2.0))))
+    'a and b coincide.'
+    """
+    groups: list[list[Line]] = []
+    for line in lines:
+        for group in groups:
+            if group[0].x == line.x and all(map(_equal, group[0].y, line.y)):
+                group.append(line)
+                break
+        else:
+            groups.append([line])
+    together = [[line.name for line in group] for group in groups if len(group) > 1]
+    return " ".join(f"{', '.join(names[:-1])} and {names[-1]} coincide." for names in together)
+
+
+def _equal(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12)

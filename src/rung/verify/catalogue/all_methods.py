@@ -2,69 +2,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
-
-from rung.verify.catalogue.check import SHOWS, SITUATIONS, UNBIASED, Case, Measured, measure, problem
-from rung.verify.catalogue.kl_part import KLPart, cosine, kl_part
+from rung.verify.bias import Bias
+from rung.verify.catalogue.check import SITUATIONS, UNBIASED, Case, build, measure, problem
+from rung.verify.catalogue.kl_part import cosine, kl_part
 from rung.verify.catalogue.ladder import climb
+from rung.verify.catalogue.row import ONE, SIZES, TWO, Row
 from rung.verify.claims import CLAIMS, Claim
 from rung.verify.enumeration import Situation
-from rung.verify.findings import Cell, Chart, Findings, Line, Table
-from rung.verify.unbiased import Bias
+from rung.verify.findings import Cell, Chart, Findings, Line, Table, coinciding
 
-ONE, TWO = "one prompt", "two prompts"
-SIZES = (2, 3, 4)
 CASES = (
     *(Case(ONE, 2, situation) for situation in SITUATIONS),
     *(Case(ONE, size) for size in SIZES[1:]),
     *(Case(TWO, 2, situation) for situation in SITUATIONS),
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """Everything that was measured of one method."""
-
-    claim: Claim
-    cases: dict[Case, Measured]
-    kl: KLPart
-    ladder: list[tuple[str, Bias]]
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """What does not hold, a sentence each."""
-        found = [text for measured in self.cases.values() for text in measured.failures]
-        if not self.kl.holds:
-            found.append(
-                f"{self.claim.name} ({self.kl.case}): the part of its {self.kl.words} is off the derived one by "
-                f"{self.kl.deviation:.2g} of that one's length"
-            )
-        return (*found, *_off_the_ladder(self.claim, self.ladder))
-
-    def at(self, *case: object) -> Bias:
-        """What was measured on a case, given by its fields."""
-        return self.cases[Case(*case)].bias  # type: ignore[arg-type]
-
-
-def _off_the_ladder(claim: Claim, ladder: list[tuple[str, Bias]]) -> list[str]:
-    """Each change must do something, and after the last one no bias may be left."""
-    idle = [
-        what
-        for (_, before), (what, after) in pairwise(ladder)
-        if np.linalg.norm(after.moments.ascent - before.moments.ascent)
-        < SHOWS * np.linalg.norm(before.target)
-        and np.array_equal(before.target, after.target)
-    ]
-    found = [f'{claim.name}: "{what}" was to take out a source of bias, and changes nothing' for what in idle]
-    left = ladder[-1][1].relative
-    if not left <= UNBIASED:
-        found.append(
-            f"{claim.name}: with its sources of bias taken out, a relative bias of {left:.2g} is left"
-        )
-    return found
 
 
 def measure_all(claim: Claim) -> Row:
@@ -118,34 +70,69 @@ def survey(
 
 
 def _summary(rows: list[Row]) -> str:
-    kinds = [row.claim.on_policy.kind for row in rows]
+    kinds = Counter(str(row.claim.on_policy.kind) for row in rows)
+    words = {
+        "unbiased": "the gradient of their objective",
+        "scale": f"a fixed multiple of {'it' if kinds['unbiased'] else 'the gradient of their objective'}",
+        "biased": "another direction",
+    }
+    counted = [f"{kinds[kind]} {what}" for kind, what in words.items() if kinds[kind]]
+    listed = " and ".join([*([", ".join(counted[:-1])] if counted[1:] else []), counted[-1]])
+    first, _, rest = listed.partition(" ")
     worst = max(measured.deviation for row in rows for measured in row.cases.values())
-    turned = [(degrees(row.at(where, 2)), row.claim.name, where) for row in rows for where in (ONE, TWO)]
-    furthest, name, where = max(turned)
     return (
-        f"On policy {kinds.count('unbiased')} of {len(rows)} methods are the gradient of their objective, "
-        f"{kinds.count('scale')} a fixed multiple of it, and {kinds.count('biased')} another direction: in pairs "
-        f"{name} turns furthest, {furthest:.0f}° on {where}. Once the policy has moved, or with another sampler, "
-        "none is exact here.\n"
+        f"On policy {first} of {len(rows)} methods are {rest}{_furthest(rows)}. {_off_policy_in_words(rows)}\n"
         f"Every mean was derived before it was measured; the two differ by {worst:.1g} of their length at most."
     )
 
 
+def _furthest(rows: list[Row]) -> str:
+    """Which of the biased ones turns most."""
+    turned = [
+        (row.at(where, 2).degrees, row.claim.name, where)
+        for row in rows
+        if row.claim.on_policy.kind == "biased"
+        for where in (ONE, TWO)
+    ]
+    if not turned:
+        return ""
+    furthest, name, where = max(turned)
+    return f": in pairs {name} turns furthest, {furthest:.2g}° on {where}"
+
+
+def _off_policy_in_words(rows: list[Row]) -> str:
+    exact = [
+        row.claim.name
+        for row in rows
+        if any(row.at(where, 2, s).relative <= UNBIASED for where in (ONE, TWO) for s in SITUATIONS[1:])
+    ]
+    left = f"only {', '.join(exact)} may be exact" if exact else "none is exact here"
+    return f"Once the policy has moved, or with another sampler, {left}."
+
+
 def _settings(rows: list[Row]) -> dict[str, Cell]:
-    made = {
-        row.claim.name: ", ".join(f"{key} {value:g}" for key, value in row.claim.settings.items())
+    made = [
+        f"{row.claim.name} " + ", ".join(f"{key} {value:g}" for key, value in row.claim.settings.items())
         for row in rows
         if row.claim.settings
-    }
+    ]
+    asked = any("values" in build(row.claim).needs for row in rows)
     return {
         "one prompt": "3 tokens, at most 2 a sequence: 7 sequences of 2 lengths, 6 reward values",
         "two prompts": "7 and 4 sequences of 1 to 3 tokens, 4 parameters shared by all",
         "KL(sampler‖policy) off policy, one prompt, nats": problem(ONE).distance(),
         "KL(sampler‖policy) off policy, two prompts, nats": problem(TWO).distance(),
-        "KL coefficient": "0.1; ppo-penalty 1; dr-grpo, dapo, gspo, cispo 0, as published",
-        "critic": "a wrong one, V = 0.3, 0, 1 where V^π = 0.08, 0.04, 0.46",
-        "made with": "; ".join(f"{name} {text}" for name, text in made.items()),
+        "KL coefficient": _by_most(rows, lambda claim: f"{claim.beta:g}", "{1} {0}"),
+        **({"critic": "a wrong one, V = 0.3, 0, 1 where V^π = 0.08, 0.04, 0.46"} if asked else {}),
+        **({"made with": "; ".join(made)} if made else {}),
     }
+
+
+def _by_most(rows: list[Row], of: Callable[[Claim], str], words: str) -> str:
+    """What is most usual among the methods, and then what the others have, with their names."""
+    usual, *others = (what for what, _ in Counter(of(row.claim) for row in rows).most_common())
+    names = {what: ", ".join(row.claim.name for row in rows if of(row.claim) == what) for what in others}
+    return "; ".join([usual, *(words.format(what, who) for what, who in names.items())])
 
 
 def _three(bias: Bias) -> tuple[float, float, float]:
@@ -153,6 +140,7 @@ def _three(bias: Bias) -> tuple[float, float, float]:
 
 
 def _on_policy(rows: list[Row]) -> Table:
+    objectives = _by_most(rows, lambda claim: claim.objective, "{0} for {1}")
     return Table(
         "On policy: one prompt, G = 2",
         ("method", "claim", "bias", "cosine", "trace", "holds"),
@@ -160,20 +148,11 @@ def _on_policy(rows: list[Row]) -> Table:
             (row.claim.name, row.claim.on_policy.brief, *_three(row.at(ONE, 2)), not row.failures)
             for row in rows
         ),
-        f"bias: |E[ĝ] − ∇J| / |∇J|, its length included; J is {_objectives(rows)}. cosine: of the angle between the "
+        f"bias: |E[ĝ] − ∇J| / |∇J|, its length included; J is {objectives}. cosine: of the angle between the "
         "two, which no learning rate mends. trace: of the covariance of one batch's gradient, which grows with a "
         "method's scale.\nholds: whether everything that was measured of the method, here and below, is what its "
         f"definition gives on paper, to {UNBIASED:g}.",
     )
-
-
-def _objectives(rows: list[Row]) -> str:
-    """What each method is compared with, the usual objective first."""
-    usual, *others = (
-        objective for objective, _ in Counter(row.claim.objective for row in rows).most_common()
-    )
-    methods = {o: ", ".join(row.claim.name for row in rows if row.claim.objective == o) for o in others}
-    return usual + "".join(f"; {objective} for {names}" for objective, names in methods.items())
 
 
 OFF_POLICY = {
@@ -219,20 +198,20 @@ def _reasons(rows: list[Row]) -> Table:
 
 
 def _sizes(rows: list[Row]) -> Table:
-    columns = [f"{name} G={size}" for name in ("bias", "trace") for size in SIZES]
+    columns = [f"{name} G={size}" for name in ("cosine", "trace") for size in SIZES]
     return Table(
         "More samples: one prompt, on policy",
         ("method", *(name if name.endswith("=2") else name[-3:] for name in columns)),
         tuple(
             (
                 row.claim.name,
-                *(row.at(ONE, size).relative for size in SIZES),
+                *(row.at(ONE, size).cosine for size in SIZES),
                 *(row.at(ONE, size).moments.trace for size in SIZES),
             )
             for row in rows
         ),
-        "What comes from whitening, a random token count or a mean at each step goes away as the batch grows; "
-        "what comes from 1/L, from the KL, or from a spread for each prompt stays.",
+        "Where a bias comes from whitening, a random token count or a mean at each step, its direction heals as the "
+        "batch grows; where it comes from 1/L, from the KL, or from a spread for each prompt, it stays.",
     )
 
 
@@ -277,15 +256,10 @@ def _meanings(rows: list[Row]) -> Table:
     )
 
 
-def degrees(bias: Bias) -> float:
-    """The angle between E[ĝ] and ∇J."""
-    return float(np.degrees(np.arccos(np.clip(bias.cosine, -1.0, 1.0))))
-
-
 def _charts(rows: list[Row]) -> tuple[Chart, ...]:
     sizes = tuple(float(size) for size in SIZES)
     turned = tuple(
-        Line(row.claim.name, sizes, tuple(degrees(row.at(ONE, size)) for size in SIZES))
+        Line(row.claim.name, sizes, tuple(row.at(ONE, size).degrees for size in SIZES))
         for row in rows
         if row.claim.on_policy.kind == "biased"
     )
@@ -295,7 +269,11 @@ def _charts(rows: list[Row]) -> tuple[Chart, ...]:
         if row.claim.on_policy.kind == "unbiased"
     )
     charts = (
-        Chart("How far the biased ones turn", "samples for each prompt", "degrees off the gradient", turned),
-        Chart("How noisy the unbiased ones are", "samples for each prompt", "covariance trace", noise),
+        ("How far the biased ones turn", "degrees off the gradient", turned),
+        ("How noisy the unbiased ones are", "covariance trace", noise),
     )
-    return tuple(chart for chart in charts if chart.lines)
+    return tuple(
+        Chart(title, "samples for each prompt", y_label, lines, coinciding(lines))
+        for title, y_label, lines in charts
+        if lines
+    )

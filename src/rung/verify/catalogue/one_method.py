@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 from rung.errors import UsageError
 from rung.methods import Method
-from rung.verify.catalogue.all_methods import ONE, TWO, Row, degrees
+from rung.verify.bias import Bias
 from rung.verify.catalogue.check import SITUATIONS, Case, Measured, build, measure, problem
 from rung.verify.catalogue.kl_part import cosine, kl_part
 from rung.verify.catalogue.ladder import climb
+from rung.verify.catalogue.row import ONE, TWO, Row
 from rung.verify.claims import CLAIMS, SOURCES, Claim
 from rung.verify.enumeration import Setting, Situation, estimator_of, moments
-from rung.verify.findings import Cell, Chart, Findings, Line, Table
+from rung.verify.findings import Cell, Chart, Findings, Line, Table, coinciding
 from rung.verify.problems import moved
-from rung.verify.unbiased import Bias
 
+TOPICS = ("kl", "credit", "clip")  # what else `rung verify` knows
 SHARES = tuple(1 - i / 8 for i in range(9))
 
 
@@ -45,7 +46,7 @@ def examine(name: str, *, watch: Callable[[int, int], None] | None = None) -> Fi
             watch(len(found), len(cases))
     row = Row(claim, found, kl_part(claim), climb(claim, Case(ONE, 2)))
     return Findings(
-        title=f"What {name} estimates",
+        title=f"What {claim.name} estimates",
         summary=f"On policy {claim.on_policy.words}. Compared with the gradient of {claim.objective}. {claim.meaning}",
         settings={
             "KL coefficient": claim.beta,
@@ -60,11 +61,12 @@ def examine(name: str, *, watch: Callable[[int, int], None] | None = None) -> Fi
 
 
 def _claim(name: str) -> Claim:
-    if name not in CLAIMS:
-        close = difflib.get_close_matches(name, CLAIMS, n=1, cutoff=0.4)
-        hint = f'; did you mean "{close[0]}"?' if close else ""
-        raise UsageError(f'method "{name}" is not known; there is {", ".join(CLAIMS)}{hint}')
-    return CLAIMS[name]
+    if (known := name.lower()) in CLAIMS:
+        return CLAIMS[known]
+    names = (*CLAIMS, *TOPICS)
+    close = difflib.get_close_matches(known, names, n=1, cutoff=0.4)
+    hint = f'; did you mean "{close[0]}"?' if close else ""
+    raise UsageError(f'"{name}" is not known; there is {", ".join(names)}{hint}')
 
 
 def _cases(method: Method) -> list[Case]:
@@ -216,10 +218,16 @@ def _curves(claim: Claim, method: Method) -> tuple[Chart, ...]:
 
     def chart(title: str, y_label: str, y: Callable[[Bias], float]) -> Chart:
         lines = tuple(Line(s, distances, tuple(y(bias) for bias in found)) for s, found in off.items())
-        return Chart(title, "KL(sampler‖policy), nats", y_label, lines, "One prompt, G = 2.")
+        return Chart(
+            title,
+            "KL(sampler‖policy), nats",
+            y_label,
+            lines,
+            f"One prompt, G = 2. {coinciding(lines)}".rstrip(),
+        )
 
     return (
         chart("Bias over the distance", "relative bias", lambda bias: bias.relative),
-        chart("Direction over the distance", "degrees off the gradient", degrees),
+        chart("Direction over the distance", "degrees off the gradient", lambda bias: bias.degrees),
         chart("Noise over the distance", "covariance trace", lambda bias: bias.moments.trace),
     )

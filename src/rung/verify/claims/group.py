@@ -161,7 +161,7 @@ CLAIMS = (
         gspo,
         biased(*_GSPO),
         *_off_policy(*_GSPO, ratios=("root of the ratio", "clip")),
-        "GRPO's direction on policy; off it nearly every sequence that has moved at all is clipped as a whole.",
+        "GRPO's direction on policy, without its KL; off it nearly every sequence that has moved is clipped whole.",
         beta=0.0,
         settings={"clip_low": GSPO_LOW, "clip_high": GSPO_HIGH},
     ),
