@@ -29,6 +29,7 @@ class Trained:
         self.said: list[str] = []
 
     def __call__(self, session: Session) -> None:
+        self.said.clear()  # what is said before the first step is of the recipe
         whole = session.learner.step
 
         def step(batch: Rollouts, method: Method, number: int) -> dict[str, float]:
