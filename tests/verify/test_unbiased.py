@@ -254,18 +254,18 @@ def test_two_causes_of_a_length_are_named_together():
 
 
 def test_small_angles_have_two_digits():
-    """A bias of 5e-4 of |∇J| at a right angle to it: 0.029°."""
+    """A little of another direction in the right one: 0.04°, which one digit behind the point would call 0.0°."""
 
     def nearly(policy_logprobs, rewards, mask, groups):
-        return right(policy_logprobs, rewards, mask, groups) + 3e-4 * mean_over_all_tokens(
+        return right(policy_logprobs, rewards, mask, groups) + 3e-2 * mean_over_all_tokens(
             policy_logprobs, rewards, mask, groups
         )
 
     found = bias_and_variance(nearly)
     wrong = bias_and_variance(mean_over_all_tokens).moments.ascent
     beside = wrong - (wrong @ found.target) / (found.target @ found.target) * found.target
-    angle = np.degrees(3e-4 * np.linalg.norm(beside) / np.linalg.norm(found.moments.ascent))
-    assert 0 < angle < 0.05
+    angle = np.degrees(3e-2 * np.linalg.norm(beside) / np.linalg.norm(found.moments.ascent))
+    assert 0.01 < angle < 0.05
     assert found.degrees == pytest.approx(angle, rel=1e-6)
     assert f"another direction, {angle:.2g}° off" in describe(found)
 
