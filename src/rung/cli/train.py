@@ -90,6 +90,8 @@ def show_plan(recipe: Any) -> None:
 
     plan = estimate(recipe)
     print(dump(recipe))
+    for remark in recipe.remarks:
+        print(f"# note          {remark}")
     gib = 1024**3
     print(f"# model         {plan.parameters:,} parameters")
     print(f"# steps         {plan.steps:,}, {plan.updates:,} optimizer updates")
