@@ -177,6 +177,8 @@ def test_a_horizon_that_could_turn_a_penalty_into_a_bonus_is_refused():
     with pytest.raises(InvalidInput, match=r"a horizon of 3 sequences is too short .* use more than 12.8"):
         AdaptiveKL(0.1, target=3.0, horizon=3).update(1.0, 64)
     with pytest.raises(InvalidInput, match="too short"):
-        AdaptiveKL(0.1, target=3.0, horizon=0.2 * 64).update(1.0, 64)  # β could fall to 0 at once, and stay there
+        AdaptiveKL(0.1, target=3.0, horizon=0.2 * 64).update(
+            1.0, 64
+        )  # β could fall to 0 at once, and stay there
     assert AdaptiveKL(0.1, target=3.0, horizon=64).update(0.0, 64).coefficient == pytest.approx(0.08)
     assert AdaptiveKL(0.1, target=3.0, horizon=0.5).update(0.0, 2).coefficient == pytest.approx(0.02)
