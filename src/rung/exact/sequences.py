@@ -101,6 +101,22 @@ def _require_few(going: FloatArray, ways: FloatArray, horizon: int) -> None:
             )
 
 
+def greedy_tokens(mdp: TokenMDP, policy: Policy) -> Prefix:
+    """The sequence that takes the most likely token at each prefix; the first of several.
+
+    It need not be the most likely sequence. Without an environment that appends tokens.
+
+    >>> from rung.exact import SoftmaxTable
+    >>> mdp = TokenMDP(2, end_token=1, max_length=3, reward=lambda tokens: 0.0)
+    >>> greedy_tokens(mdp, SoftmaxTable([(), (0,), (0, 0)], [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+    (0, 1)
+    """
+    tokens: Prefix = ()
+    while mdp.end_of(tokens) is None:
+        tokens = (*tokens, int(evaluate(policy, tokens)[0].argmax()))
+    return tokens
+
+
 def sequence_logprob(policy: Policy, trajectory: Trajectory | Episode) -> float:
     """Sum of log π(a_t|s_t) over what the policy sampled, nats; −∞ when a token is impossible.
 

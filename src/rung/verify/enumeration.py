@@ -17,7 +17,7 @@ import torch
 
 from rung.batch import Completion, Outcome, Rollouts, build_rollouts
 from rung.errors import InvalidInput
-from rung.exact import state_values
+from rung.exact import greedy_tokens, state_values
 from rung.exact.token_mdp import FloatArray
 from rung.methods import Method
 from rung.verify.penalized import less_k1
@@ -133,14 +133,8 @@ class Setting:
     @cached_property
     def _greedy(self) -> list[float]:
         """For each prompt the reward of its sampler's greedy sequence."""
-        found = []
-        for k in range(len(self.problem.prompts)):
-            prefix: tuple[int, ...] = ()
-            mdp, policy, _ = self.problem.oracles(self.sampler)[k]
-            while mdp.end_of(prefix) is None:
-                prefix = (*prefix, int(np.argmax(policy(prefix)[0])))
-            found.append(mdp.total_return(prefix))
-        return found
+        oracles = self.problem.oracles(self.sampler)
+        return [mdp.total_return(greedy_tokens(mdp, policy)) for mdp, policy, _ in oracles]
 
     @cached_property
     def _completions(self) -> list[Completion]:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from rung.exact import evaluate
+from rung.exact import greedy_tokens
 from rung.exact.token_mdp import FloatArray
 from rung.verify.claims.claim import UNBIASED, Claim, Standing, biased
 from rung.verify.claims.objectives import reward_less_kl
@@ -128,10 +128,8 @@ def greedy(setting: Setting, beta: float) -> FloatArray:
     """E_μ[(R̂ − R(greedy)) Σ_t ∇log π]; the greedy sequence is the sampler's, its reward has no KL in it."""
 
     def of_prompt(prompt: Prompt) -> FloatArray:
-        tokens: tuple[int, ...] = ()
-        while prompt.mdp.end_of(tokens) is None:
-            tokens = (*tokens, int(evaluate(prompt.sampler, tokens)[0].argmax()))
-        return prompt.gradient(lambda tau: tau.total - prompt.numbers[tokens].reward)
+        baseline = prompt.numbers[greedy_tokens(prompt.mdp, prompt.sampler)].reward
+        return prompt.gradient(lambda tau: tau.total - baseline)
 
     return scene_of(setting, beta=beta).over_prompts(of_prompt)
 

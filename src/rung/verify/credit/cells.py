@@ -26,7 +26,14 @@ from rung.credit import (
     whitened_group_centered,
     whitened_to_go,
 )
-from rung.exact import advantages, best_constant_baseline, best_state_baseline, objective, state_values
+from rung.exact import (
+    advantages,
+    best_constant_baseline,
+    best_state_baseline,
+    greedy_tokens,
+    objective,
+    state_values,
+)
 from rung.exact.token_mdp import FloatArray, Prefix
 from rung.masked import masked_sum
 from rung.policy_losses import policy_gradient_loss
@@ -164,13 +171,10 @@ class Bench:
     def constants(self) -> dict[str, float]:
         """J, the constant baseline of least variance, and the return of the greedy sequence."""
         mdp, policy, _ = self.problem.oracles()[0]
-        greedy: Prefix = ()
-        while mdp.end_of(greedy) is None:
-            greedy = (*greedy, int(np.argmax(policy(greedy)[0])))
         return {
             "J": objective(mdp, policy),
             "best": best_constant_baseline(mdp, policy),
-            "greedy": mdp.total_return(greedy),
+            "greedy": mdp.total_return(greedy_tokens(mdp, policy)),
         }
 
     @cached_property
