@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from rung.cli import importing, quickstart, report, train, verify
+from rung.cli import importing, quickstart, report, sample, train, verify
 from rung.errors import RungError, UsageError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("sample")(sample.sample)
 app.command("report")(report.report)
 app.command("verify")(verify.verify)
 app.command("import")(importing.import_checkpoint)
