@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from rung.errors import UsageError
 from rung.methods import CATALOGUE, Method
@@ -26,42 +26,30 @@ from rung.training.probe import vanishes_alone
 from rung.training.sections import (
     Checkpoint,
     Evaluation,
+    Keys,
     Optimizer,
     Rollout,
     Scratch,
-    Section,
     Training,
 )
 
+__all__ = [
+    "Checkpoint",
+    "Evaluation",
+    "Optimizer",
+    "Recipe",
+    "Rollout",
+    "Scratch",
+    "Training",
+    "dump",
+    "find_recipe",
+    "load_recipe",
+    "shipped",
+]
 
-class Recipe(Section):
-    """One run: a method on a task, from a model."""
 
-    name: str = Field(..., pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    method: str
-    task: str
-    model: str
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int | None = Field(None, gt=0)
-    kl_coefficient: float | None = Field(None, ge=0)
-    kl_target: float | None = Field(None, gt=0)
-    kl_horizon: float | None = Field(None, gt=0)
-    clip_low: float | None = Field(None, ge=0, le=1)
-    clip_high: float | None = Field(None, ge=0)
-    dual_clip: float | None = Field(None, gt=1)
-    cap: float | None = Field(None, gt=0)
-    baseline: float | None = None
-    momentum: float | None = Field(None, ge=0, le=1)
-    lam: float | None = Field(None, ge=0, le=1)
-    max_kl: float | None = Field(None, gt=0)
-    overlong_buffer: int | None = Field(None, gt=0)
-    entropy_coefficient: float | None = Field(None, ge=0)
-    scratch: Scratch | None = None
-    rollout: Rollout = Rollout()
-    optimizer: Optimizer = Optimizer()
-    training: Training
-    evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
+class Recipe(Keys):
+    """One run: a method on a task, from a model. Its keys are in `sections`; here is what must hold between them."""
 
     @field_validator("method")
     @classmethod
