@@ -41,7 +41,7 @@ def test_train_and_resume_are_there_as_python_calls() -> None:
 def test_help_names_every_command() -> None:
     answer = rung("--help")
     assert answer.code == 0
-    for command in ("quickstart", "train", "resume", "report", "import"):
+    for command in ("quickstart", "train", "resume", "report", "verify", "explain", "sample", "import"):
         assert command in answer.out
     assert rung().code in (0, 2)
 
