@@ -112,14 +112,15 @@ def evaluate_policy(
     *,
     seed: int,
     max_new_tokens: int,
+    samples: int = 1,
     on_completion: Callable[[Completion], None] | None = None,
 ) -> Sampled:
-    """One sample of each problem. The same problems get the same randomness at every evaluation of a run."""
+    """Samples of each problem. The same problems get the same randomness at every evaluation of a run."""
     requests = requests_for(
         [language.encode(p.prompt) for p in problems],
         [p.row for p in problems],
         [0] * len(problems),
-        samples=1,
+        samples=samples,
         max_new_tokens=max_new_tokens,
         seed=seed,
         stream="eval",
