@@ -23,7 +23,9 @@ def test_importing_rung_loads_nothing_slow() -> None:
     assert loaded("import rung; rung.__version__; dir(rung)") == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], []])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["sample", "--help"], ["eval", "--help"], []]
+)
 def test_help_loads_nothing_slow(words: list[str]) -> None:
     code = f"sys.argv = ['rung', *{words!r}]\nfrom rung.cli import main\ntry: main()\nexcept SystemExit: pass"
     assert loaded(code) == []
@@ -41,7 +43,17 @@ def test_train_and_resume_are_there_as_python_calls() -> None:
 def test_help_names_every_command() -> None:
     answer = rung("--help")
     assert answer.code == 0
-    for command in ("quickstart", "train", "resume", "report", "verify", "explain", "sample", "import"):
+    for command in (
+        "quickstart",
+        "train",
+        "resume",
+        "report",
+        "verify",
+        "explain",
+        "sample",
+        "eval",
+        "import",
+    ):
         assert command in answer.out
     assert rung().code in (0, 2)
 
