@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from rung.cli import evaluate, explain, importing, quickstart, report, sample, train, verify
+from rung.cli import evaluate, explain, importing, quickstart, report, sample, tasks, train, verify
 from rung.errors import RungError, UsageError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("resume")(train.resume)
 app.command("sample")(sample.sample)
 app.command("eval")(evaluate.evaluate)
 app.command("report")(report.report)
+app.add_typer(tasks.app, name="task")
 app.command("verify")(verify.verify)
 app.command("explain")(explain.explain)
 app.command("import")(importing.import_checkpoint)

@@ -1,8 +1,10 @@
 """Prompts and rewards. `TASKS` names the built-in tasks."""
 
+import difflib
+
 from rung.errors import UsageError
 from rung.tasks.addition import Addition
-from rung.tasks.base import Message, Problem, Split, Task
+from rung.tasks.base import Message, Problem, Split, Task, judged
 from rung.tasks.extraction import Extraction
 
 TASKS = {"addition": Addition, "extraction": Extraction}
@@ -15,8 +17,10 @@ def load_task(name: str) -> Task:
         UsageError: there is none of that name.
     """
     if name not in TASKS:
-        raise UsageError(f'task "{name}" is not known; there is {", ".join(sorted(TASKS))}')
+        close = difflib.get_close_matches(name.lower(), TASKS, n=1, cutoff=0.5)
+        meant = f'; did you mean "{close[0]}"?' if close else ""
+        raise UsageError(f'task "{name}" is not known; there is {", ".join(sorted(TASKS))}{meant}')
     return TASKS[name]()
 
 
-__all__ = ["TASKS", "Message", "Problem", "Split", "Task", "load_task"]
+__all__ = ["TASKS", "Message", "Problem", "Split", "Task", "judged", "load_task"]

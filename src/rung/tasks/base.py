@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rung.batch import Outcome
+if TYPE_CHECKING:  # it brings torch, and problems are looked at without
+    from rung.batch import Outcome
 
 Split = Literal["train", "validation", "test"]
 Message = dict[str, str]
@@ -35,13 +36,23 @@ class Task(Protocol):
         """All problems of a split, in a fixed order. A problem is in one split only."""
         ...
 
-    def reward(self, problem: Problem, completion: str) -> Outcome:
+    def reward(self, problem: Problem, completion: str) -> "Outcome":
         """Judge one completion's text (its end token not included)."""
         ...
 
     def answer(self, problem: Problem) -> str | None:
         """A completion that deserves the full reward, for supervised fine-tuning; None if there is none."""
         ...
+
+
+def judged(task: Task, problem: Problem, completion: str) -> "Outcome":
+    """What a task's judge says of a completion's text. A judge that fails gives an error, and never a reward of 0."""
+    from rung.batch import Outcome
+
+    try:
+        return task.reward(problem, completion)
+    except Exception as error:  # a judge may fail in any way
+        return Outcome("error", message=f"{type(error).__name__}: {error}")
 
 
 def split_of(key: str, *, validation: int, test: int) -> Split:

@@ -9,11 +9,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rung.batch import Outcome
 from rung.tasks.base import Message, Problem, Split, split_of
 from rung.tasks.people import CITIES, FIRST_NAMES, JOBS, SENTENCE_FORMS, SURNAMES
+
+if TYPE_CHECKING:
+    from rung.batch import Outcome
 
 KEYS = ("name", "age", "city")
 INSTRUCTION = "Copy name, age and city from the text into JSON."
@@ -56,8 +58,10 @@ class Extraction:
         """All problems of a split, by row."""
         return _problems(split)
 
-    def reward(self, problem: Problem, completion: str) -> Outcome:
+    def reward(self, problem: Problem, completion: str) -> "Outcome":
         """Compare a completion with the record: see the class for the scale."""
+        from rung.batch import Outcome
+
         return Outcome(kind="reward", reward=score(problem.reference, completion))
 
     def answer(self, problem: Problem) -> str:
