@@ -73,13 +73,6 @@ def prompt_text(problem: Problem) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in problem.prompt)
 
 
-def _outcome(task: Task, problem: Problem, text: str) -> Outcome:
-    try:
-        return task.reward(problem, text)
-    except Exception as error:  # a judge may fail in any way: that is an outcome, and never a reward of 0
-        return Outcome("error", message=f"{type(error).__name__}: {error}")
-
-
 def judge(
     task: Task,
     language: LanguageModel,
@@ -91,7 +84,7 @@ def judge(
     """Decode and score completions whose groups number the problems, from `first_group` on."""
     texts = [language.decode(c.token_ids) for c in completions]
     outcomes = [
-        _outcome(task, problems[c.group - first_group], text)
+        judged(task, problems[c.group - first_group], text)
         for c, text in zip(completions, texts, strict=True)
     ]
     return Sampled(tuple(problems), tuple(completions), tuple(texts), tuple(outcomes))
