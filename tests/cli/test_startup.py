@@ -52,6 +52,7 @@ def test_help_names_every_command() -> None:
         "explain",
         "sample",
         "eval",
+        "task",
         "import",
     ):
         assert command in answer.out

@@ -8,7 +8,7 @@ from rung.batch import Completion, Outcome
 from rung.models.loading import LanguageModel
 from rung.rollout.collect import collect, requests_for
 from rung.rollout.engine import Engine
-from rung.tasks.base import Problem, Task
+from rung.tasks.base import Problem, Task, judged
 
 Z95 = 1.959964
 
