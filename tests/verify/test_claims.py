@@ -12,7 +12,7 @@ import rung.verify.claims
 from rung import exact
 from rung.exact import SoftmaxTable, TokenMDP
 from rung.methods import CATALOGUE, grpo, gspo, rloo, rloo_corrected, vpg
-from rung.verify.catalogue.check import AGREES, SITUATIONS, Case, build, measure
+from rung.verify.catalogue.check import AGREES, Case, build, measure
 from rung.verify.catalogue.kl_part import kl_part
 from rung.verify.catalogue.ladder import LADDERS, climb
 from rung.verify.claims import CLAIMS, SOURCES
@@ -20,7 +20,7 @@ from rung.verify.claims import definitions as paper
 from rung.verify.claims.objectives import overlong
 from rung.verify.claims.reinforce import step_factor
 from rung.verify.claims.scene import scene_of
-from rung.verify.enumeration import Setting, estimator_of, moments
+from rung.verify.enumeration import SITUATIONS, Setting, estimator_of, moments
 from rung.verify.problems import Problem, one_prompt, two_prompts
 from tests.toys import (
     BINARY_STANDARDIZED_FACTORS,

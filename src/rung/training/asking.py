@@ -147,7 +147,8 @@ def evaluate(
         UsageError: no such model or task, a task that the model cannot read, or a setting out of range.
         ModelError: the model is there but cannot be read or sampled.
     """
-    chosen = spread_over(load_task(task).problems("test"), problems) if problems > 0 else []
+    judged_by = load_task(task)
+    chosen = spread_over(judged_by.problems("test"), problems) if problems > 0 else []
     if not chosen or samples < 1:
         raise UsageError(f"an evaluation needs a problem and a sample at least, got {problems} and {samples}")
     own = _rollout_of(Path(model))
@@ -165,7 +166,7 @@ def evaluate(
         sampled = evaluate_policy(
             LocalEngine(language.model, language.end_ids, temperature=temperature),
             language,
-            load_task(task),
+            judged_by,
             chosen,
             seed=seed,
             max_new_tokens=cap,

@@ -24,6 +24,7 @@ from rung.verify.penalized import less_k1
 from rung.verify.problems import ParametricPolicy, Problem
 
 Situation = Literal["on-policy", "stale", "mismatch"]
+SITUATIONS: tuple[Situation, ...] = get_args(Situation)
 Critic = Literal["exact", "wrong"]
 # Ids that are no positions, so that an estimator that takes them for some is found out.
 _GROUP_IDS = (41, -3, 7)
@@ -72,7 +73,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         """Refuse what would be taken for something else."""
-        for name, allowed in (("situation", get_args(Situation)), ("critic", get_args(Critic))):
+        for name, allowed in (("situation", SITUATIONS), ("critic", get_args(Critic))):
             if (value := getattr(self, name)) not in allowed:
                 raise InvalidInput(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
         if not isinstance(self.group_size, int) or self.group_size < 1:

@@ -16,7 +16,7 @@ import torch
 from rung.errors import RungError, UsageError
 from rung.methods import Method
 from rung.verify.bias import EXACT, Bias, describe, meaning
-from rung.verify.enumeration import Situation
+from rung.verify.enumeration import SITUATIONS
 from rung.verify.findings import Findings, Table
 from rung.verify.unbiased import (
     OFFERED,
@@ -29,7 +29,6 @@ from rung.verify.unbiased import (
 )
 
 OURS = str(Path(__file__).parent)
-SITUATIONS: tuple[Situation, ...] = ("on-policy", "stale", "mismatch")
 
 
 def load(place: str) -> Any:

@@ -72,7 +72,8 @@ OFFERED = (
 
 
 @cache
-def _problem(name: str) -> Problem:
+def problem_named(name: str) -> Problem:
+    """One of the problems by its name, made once."""
     if name not in PROBLEMS:
         raise InvalidInput(f"problem must be one of {', '.join(map(repr, PROBLEMS))}, got {name!r}")
     return PROBLEMS[name]()
@@ -193,7 +194,7 @@ def _measured(
     *,
     adjacent: bool = False,
 ) -> Bias:
-    setting = Setting(_problem(problem), group_size, situation)
+    setting = Setting(problem_named(problem), group_size, situation)
     estimator = estimator_of(loss) if isinstance(loss, Method) else estimator_of_loss(loss, adjacent=adjacent)
     target = setting.problem.mean_over_prompts(
         lambda mdp, policy, reference: regularized_objective(mdp, policy, reference, beta).gradient

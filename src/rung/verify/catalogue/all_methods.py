@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from rung.verify.bias import Bias
-from rung.verify.catalogue.check import SITUATIONS, UNBIASED, Case, build, measure, problem
+from rung.verify.catalogue.check import UNBIASED, Case, build, measure
 from rung.verify.catalogue.kl_part import cosine, kl_part
 from rung.verify.catalogue.ladder import climb
 from rung.verify.catalogue.row import ONE, SIZES, TWO, Row
 from rung.verify.claims import CLAIMS, Claim
-from rung.verify.enumeration import Situation
+from rung.verify.enumeration import SITUATIONS, Situation
 from rung.verify.findings import Cell, Chart, Findings, Line, Table, coinciding
+from rung.verify.unbiased import problem_named
 
 CASES = (
     *(Case(ONE, 2, situation) for situation in SITUATIONS),
@@ -120,8 +121,8 @@ def _settings(rows: list[Row]) -> dict[str, Cell]:
     return {
         "one prompt": "3 tokens, at most 2 a sequence: 7 sequences of 2 lengths, 6 reward values",
         "two prompts": "7 and 4 sequences of 1 to 3 tokens, 4 parameters shared by all",
-        "KL(sampler‖policy) off policy, one prompt, nats": problem(ONE).distance(),
-        "KL(sampler‖policy) off policy, two prompts, nats": problem(TWO).distance(),
+        "KL(sampler‖policy) off policy, one prompt, nats": problem_named(ONE).distance(),
+        "KL(sampler‖policy) off policy, two prompts, nats": problem_named(TWO).distance(),
         "KL coefficient": _by_most(rows, lambda claim: f"{claim.beta:g}", "{1} {0}"),
         **({"critic": "a wrong one, V = 0.3, 0, 1 where V^π = 0.08, 0.04, 0.46"} if asked else {}),
         **({"made with": "; ".join(made)} if made else {}),
@@ -167,7 +168,7 @@ def _off_policy(rows: list[Row], situation: Situation) -> Table:
         f"{situation.capitalize()}: one prompt, G = 2",
         ("method", "bias", "cosine", "trace"),
         tuple((row.claim.name, *_three(row.at(ONE, 2, situation))) for row in rows),
-        OFF_POLICY[situation].format(problem(ONE).distance()),
+        OFF_POLICY[situation].format(problem_named(ONE).distance()),
     )
 
 
@@ -179,8 +180,8 @@ def _two_prompts(rows: list[Row]) -> Table:
             (row.claim.name, *(number for s in SITUATIONS for number in _three(row.at(TWO, 2, s))[:2]))
             for row in rows
         ),
-        f"Pairs of bias and cosine: on policy, and {problem(TWO).distance():.3g} nats off it. Where sequences share "
-        "parameters their gradients partly cancel, and what is left of them turns further.",
+        f"Pairs of bias and cosine: on policy, and {problem_named(TWO).distance():.3g} nats off it. Where sequences "
+        "share parameters their gradients partly cancel, and what is left of them turns further.",
         detail=True,
     )
 

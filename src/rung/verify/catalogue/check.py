@@ -10,20 +10,11 @@ from rung.exact.token_mdp import FloatArray
 from rung.methods import CATALOGUE, Method
 from rung.verify.claims import Claim
 from rung.verify.enumeration import Setting, Situation, estimator_of, moments
-from rung.verify.problems import Problem, one_prompt, two_prompts
-from rung.verify.unbiased import Bias
+from rung.verify.unbiased import Bias, problem_named
 
-PROBLEMS = {"one prompt": one_prompt, "two prompts": two_prompts}
-SITUATIONS: tuple[Situation, ...] = ("on-policy", "stale", "mismatch")
 # Relative to the length of what is compared with. Two derivations in float64 agree much better than the first; a bias
 # that shows is much larger than the last.
 AGREES, UNBIASED, SHOWS = 1e-9, 1e-9, 1e-6
-
-
-@cache
-def problem(name: str) -> Problem:
-    """One of the problems by its name."""
-    return PROBLEMS[name]()
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class Case:
 
     def setting(self, beta: float) -> Setting:
         """The same with its problem, and a critic that knows the KL in the reward."""
-        return Setting(problem(self.problem), self.group_size, self.situation, self.critic, beta)
+        return Setting(problem_named(self.problem), self.group_size, self.situation, self.critic, beta)
 
     def __str__(self) -> str:
         """For a message."""

@@ -9,14 +9,15 @@ from typing import Any, Literal
 from rung.errors import UsageError
 from rung.methods import Method
 from rung.verify.bias import Bias
-from rung.verify.catalogue.check import SITUATIONS, Case, Measured, build, measure, problem
+from rung.verify.catalogue.check import Case, Measured, build, measure
 from rung.verify.catalogue.kl_part import cosine, kl_part
 from rung.verify.catalogue.ladder import climb
 from rung.verify.catalogue.row import ONE, TWO, Row
 from rung.verify.claims import CLAIMS, SOURCES, Claim
-from rung.verify.enumeration import Setting, Situation, estimator_of, moments
+from rung.verify.enumeration import SITUATIONS, Setting, Situation, estimator_of, moments
 from rung.verify.findings import Cell, Chart, Findings, Line, Table, coinciding
 from rung.verify.problems import moved
+from rung.verify.unbiased import problem_named
 
 TOPICS = ("kl", "credit", "clip")  # what else `rung verify` knows
 SHARES = tuple(1 - i / 8 for i in range(9))
@@ -51,8 +52,8 @@ def examine(name: str, *, watch: Callable[[int, int], None] | None = None) -> Fi
         settings={
             "KL coefficient": claim.beta,
             **{key: float(value) for key, value in claim.settings.items()},
-            "KL(sampler‖policy) off policy, one prompt, nats": problem(ONE).distance(),
-            "KL(sampler‖policy) off policy, two prompts, nats": problem(TWO).distance(),
+            "KL(sampler‖policy) off policy, one prompt, nats": problem_named(ONE).distance(),
+            "KL(sampler‖policy) off policy, two prompts, nats": problem_named(TWO).distance(),
         },
         tables=(_slots(method), _claims(claim), *_sources(claim), _numbers(row), *_ladder(row), _kl(row)),
         charts=_curves(claim, method),
@@ -209,11 +210,11 @@ def _kl(row: Row) -> Table:
 def _curves(claim: Claim, method: Method) -> tuple[Chart, ...]:
     """Bias and noise over the distance between sampler and policy, which is moved towards the sampler."""
     estimator = estimator_of(method)
-    distances = tuple(moved(problem(ONE), share).distance() for share in SHARES)
+    distances = tuple(moved(problem_named(ONE), share).distance() for share in SHARES)
     off: dict[Situation, list[Bias]] = {"stale": [], "mismatch": []}
     for situation, found in off.items():
         for share in SHARES:
-            setting = Setting(moved(problem(ONE), share), 2, situation, kl_coefficient=claim.beta)
+            setting = Setting(moved(problem_named(ONE), share), 2, situation, kl_coefficient=claim.beta)
             found.append(Bias(ONE, setting, moments(estimator, setting), claim.gradient(setting, claim.beta)))
 
     def chart(title: str, y_label: str, y: Callable[[Bias], float]) -> Chart:
